@@ -1,0 +1,170 @@
+"""Reading with pread, mapping on request, and writing that either completes or leaves nothing.
+
+Reads go through pread, not a map: mapped pages count as resident memory, and a mapped file that shrinks kills the
+process with SIGBUS, which Python cannot catch.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import FormatError, OutputError, UnsupportedError
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class File:
+    """An open input file: its descriptor and, once asked for, its map. Nothing holds either after `close`."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        try:
+            self._fd = os.open(self.path, os.O_RDONLY)
+        except OSError as e:
+            raise _unreadable(self.path, e) from e
+        status = os.fstat(self._fd)
+        if not stat.S_ISREG(status.st_mode):
+            os.close(self._fd)
+            raise UnsupportedError(
+                "not a regular file",
+                path=self.path,
+                hint="checkpoints are read at many places; write it to a file first",
+            )
+        self.size = status.st_size
+        self._map: mmap.mmap | None = None
+        self.closed = False
+
+    def read(self, offset: int, nbytes: int, at: str = "") -> Bytes:
+        """`nbytes` from `offset` into a fresh buffer; a FormatError where the file ends before."""
+        self.require(offset, nbytes, at)
+        out = np.empty(nbytes, np.uint8)
+        done = 0
+        while done < nbytes:
+            n = os.preadv(self._fd, [out[done:].data], offset + done)
+            if n == 0:
+                raise FormatError("the file shrank while it was read", path=self.path, offset=offset + done, at=at)
+            done += n
+        return out
+
+    def ints(self, offset: int, count: int, dtype: str = "<i4", at: str = "") -> npt.NDArray[Any]:
+        """`count` integers of little-endian `dtype` at `offset`."""
+        return self.read(offset, count * np.dtype(dtype).itemsize, at).view(dtype)
+
+    def require(self, offset: int, nbytes: int, at: str = "") -> None:
+        """Check that `nbytes` at `offset` lie inside the file, before any memory is taken."""
+        if offset < 0 or nbytes < 0 or offset + nbytes > self.size:
+            raise FormatError(
+                "the file ends early",
+                path=self.path,
+                offset=offset,
+                at=at,
+                expected=f"{nbytes:,} bytes",
+                got=f"{max(self.size - offset, 0):,} bytes",
+                hint="the file was cut, or its header is wrong; copy or export it again",
+            )
+
+    def map(self) -> Bytes:
+        """The whole file as a read-only view; only the runtime asks for it."""
+        if self._map is None:
+            self._map = mmap.mmap(self._fd, 0, prot=mmap.PROT_READ)
+        return np.frombuffer(self._map, np.uint8)
+
+    def close(self) -> None:
+        """Close the descriptor and the map; a map that arrays still look into is let go when they are."""
+        if self.closed:
+            return
+        self.closed = True
+        os.close(self._fd)
+        if self._map is not None:
+            try:
+                self._map.close()
+            except BufferError:
+                self._map = None
+
+
+def read_head(path: Path, nbytes: int = 4096) -> tuple[bytes, int]:
+    """The first `nbytes` of a file and its size."""
+    file = File(path)
+    try:
+        return file.read(0, min(nbytes, file.size)).tobytes(), file.size
+    finally:
+        file.close()
+
+
+def _unreadable(path: Path, e: OSError) -> FormatError:
+    hint = "check the path" if isinstance(e, FileNotFoundError) else ""
+    return FormatError(f"cannot be opened: {os.strerror(e.errno or 0)}", path=path, hint=hint)
+
+
+def check_output(path: Path, inputs: tuple[Path, ...], force: bool) -> None:
+    """Refuse an output that is one of the inputs (by any name), that exists, or whose directory is missing."""
+    if not path.parent.is_dir():
+        raise OutputError(
+            "its directory does not exist", path=path, expected=f"a directory {path.parent}", hint="create it first"
+        )
+    if not path.exists():
+        return
+    for source in inputs:
+        if source.exists() and path.samefile(source):
+            raise OutputError(
+                "output and input are the same file",
+                path=path,
+                got=f"input {source}",
+                hint="choose another output name",
+            )
+    if path.is_file() and not force:
+        raise OutputError("exists already", path=path, hint="pass --force to replace it, or choose another name")
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file to write to that becomes `path` when the block ends without error; on any error nothing is left.
+
+    Temporary file beside `path`, fsync, rename. A device (such as /dev/full) is written to directly.
+    """
+    special = path.exists() and not path.is_file()
+    try:
+        if special:
+            with path.open("wb") as f:
+                yield f
+            return
+        fd, name = tempfile.mkstemp(prefix=f".{path.name[:40]}.", suffix=".part", dir=path.parent)
+    except OSError as e:
+        raise _unwritable(path, e) from e
+    temporary = Path(name)
+    try:
+        with os.fdopen(fd, "wb", buffering=1 << 20) as f:
+            yield f
+            f.flush()
+            os.fchmod(f.fileno(), 0o666 & ~_umask())
+            os.fsync(f.fileno())
+        temporary.replace(path)
+    except BaseException as e:
+        temporary.unlink(missing_ok=True)
+        if isinstance(e, OSError):
+            raise _unwritable(path, e) from e
+        raise
+
+
+def _unwritable(path: Path, e: OSError) -> OutputError:
+    return OutputError(
+        f"cannot be written: {os.strerror(e.errno or 0)} (errno {e.errno})",
+        path=path,
+        hint="nothing was left at that name",
+    )
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

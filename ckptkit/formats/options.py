@@ -1,0 +1,59 @@
+"""What a person may tell a reader or a writer beyond what the file says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..checkpoint import Config
+from ..errors import UnsupportedError
+from ..quant.types import QType
+from ..tensor import Tensor
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """Overrides for facts that a format does not store, or stores wrongly. None or "": as the file says."""
+
+    tokenizer: Path | None = None
+    layout: str = ""  # which of several layouts, where the header does not settle it
+    norm_eps: float | None = None
+    rope_theta: float | None = None
+    context_length: int | None = None
+    n_head: int | None = None
+
+
+@dataclass(frozen=True)
+class WriteOptions:
+    """`version`: of the target format, "" for the one that fits the types. `split_max_size`: bytes a shard, 0 for one file."""
+
+    force: bool = False
+    version: str = ""
+    split_max_size: int = 0
+    write_output: bool = False  # store a tied output matrix a second time
+    name: str = ""
+    metadata: Mapping[str, Any] = field(default_factory=dict)  # keys to set
+    remove: tuple[str, ...] = ()  # keys to leave out
+
+
+def uniform(_config: Config, stored: Mapping[str, Tensor], mixture: str, _pure: bool = False) -> dict[str, QType]:
+    """The type plan of formats that keep every tensor in one type."""
+    return dict.fromkeys(stored, QType[mixture.upper()])
+
+
+def chosen(option: Any, stored: Any, default: Any, name: str, notes: list[str]) -> Any:
+    """The option if given, else what is stored, else a default; a note says so where it is not what is stored."""
+    if option is not None:
+        notes.append(f"{name} {option:g} as given" + (f" (the file says {stored:g})" if stored else ""))
+        return option
+    if stored:
+        return stored
+    notes.append(f"{name} is not stored; took {default:g}")
+    return default
+
+
+def refuse_version(path: Path, given: str, known: tuple[str, ...]) -> UnsupportedError:
+    """The error for a version that a writer does not know."""
+    return UnsupportedError("no such version can be written", path=path, expected=", ".join(known), got=given)
