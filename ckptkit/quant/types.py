@@ -1,7 +1,7 @@
 """ggml tensor types: one row per type (block layout: ggml-common.h of llama.cpp; FORMATS.md of the GGUF specification).
 
-A tensor row is a whole number of blocks: `elements` consecutive values in `nbytes` bytes. The numbers are ggml's type ids,
-judged against the `gguf` package by tests/test_types.py, and not imported from it because that import takes 0.4 s.
+A tensor row is a whole number of blocks: `elements` consecutive values in `nbytes` bytes. The numbers are ggml's type
+ids, judged against the `gguf` package by tests/test_types.py, and not imported from it because that import takes 0.4 s.
 """
 
 from __future__ import annotations
@@ -91,6 +91,7 @@ BLOCKS: dict[QType, Block] = {
     QType.TQ2_0: Block(256, 66),
     QType.MXFP4: Block(32, 17),
     QType.NVFP4: Block(64, 36),
+    QType.Q1_0: Block(128, 18),
     QType.Q1_0: Block(128, 18),
 }
 

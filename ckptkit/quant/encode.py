@@ -1,0 +1,279 @@
+"""Types of stored values changed row by row: float32 to any type that can be written, any type to float32.
+
+Plain types through numpy; 32-element blocks and K-quants through our own kernels, bit-identical with the reference
+quantisers of ggml; the rarer block types are decoded by the `gguf` package. A tensor is changed lazily, chunk by
+chunk, on every core, and values that the new type cannot hold are found on the way.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import cache
+from math import sqrt
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import LossyError, UnsupportedError
+from ..tensor import CHUNK, Tensor
+from .types import BLOCKS, QType, row_bytes
+
+Bytes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
+
+NUMPY: dict[QType, type[np.generic]] = {
+    QType.F32: np.float32,
+    QType.F16: np.float16,
+    QType.F64: np.float64,
+    QType.I8: np.int8,
+    QType.I16: np.int16,
+    QType.I32: np.int32,
+    QType.I64: np.int64,
+}
+LEGACY = (QType.Q8_0, QType.Q4_0, QType.Q4_1, QType.Q5_0, QType.Q5_1)
+K_QUANTS = (QType.Q2_K, QType.Q3_K, QType.Q4_K, QType.Q5_K, QType.Q6_K)
+WRITABLE = (QType.F32, QType.F16, QType.BF16, QType.F64, *LEGACY, *K_QUANTS)
+
+PIECE = 1 << 18  # elements one thread encodes at a time: a MiB of float32 stays in its cache
+# From this magnitude on values are looked at one by one. In a block type the scales are halves, which may overflow too.
+TOO_LARGE = {QType.F16: np.float32(65520), QType.BF16: np.float32(3.3961776e38)} | dict.fromkeys(
+    (QType.F32, QType.F64), np.float32(np.inf)
+)
+HALF_MAX = np.float32(65504)
+
+
+@dataclass
+class ErrorStats:
+    """How far the stored values of a tensor are from their source, gathered while its rows are read, each once."""
+
+    max_error: float = 0.0
+    sum_squares: float = 0.0
+    count: int = 0
+    underflows: int = 0  # values other than 0 that were stored as 0 in F16 or BF16
+    _lock: Any = field(default_factory=Lock, repr=False, compare=False)
+
+    @property
+    def rms(self) -> float:
+        """Root of the mean square error; 0 before anything was read."""
+        return sqrt(self.sum_squares / self.count) if self.count else 0.0
+
+    def add(self, source: Floats, stored: Bytes, type: QType) -> None:
+        """Count `source` values and the encoded rows made of them."""
+        decoded = decode_rows(stored, type)
+        zeros = 0
+        if type in (QType.F16, QType.BF16):
+            zeros = int(np.count_nonzero(source)) - int(np.count_nonzero(decoded))
+        with np.errstate(invalid="ignore", over="ignore"):
+            error = (decoded - source).reshape(-1)
+            worst = float(max(error.max(initial=0.0), -error.min(initial=0.0)))
+            squares = float(np.dot(error, error))
+        with self._lock:
+            self.max_error = max(self.max_error, worst) if worst == worst else worst
+            self.sum_squares += squares
+            self.count += error.size
+            self.underflows += zeros
+
+
+def encode_rows(rows: Floats, type: QType) -> Bytes:
+    """Encode float32 (n, elements) as uint8 (n, row bytes); `elements` must be whole blocks of `type`."""
+    _require_writable(type, rows.shape[1])
+    rows = np.ascontiguousarray(rows, np.float32)
+    out = np.empty((len(rows), row_bytes(type, rows.shape[1])), np.uint8)
+    step = max(PIECE // max(rows.shape[1], 1), 1)
+    _spread(lambda lo: _encode_into(rows[lo : lo + step], type, out[lo : lo + step]), range(0, len(rows), step))
+    return out
+
+
+def decode_rows(rows: Bytes, type: QType) -> Floats:
+    """Decode uint8 (n, row bytes) to float32 (n, elements), in a buffer of its own unless the type is F32."""
+    if type == QType.F32:
+        return rows.view(np.float32)
+    if type == QType.BF16:
+        return (rows.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    if type in NUMPY:
+        with np.errstate(over="ignore"):  # a float64 that is too large becomes an infinity, which is looked for
+            return rows.view(NUMPY[type]).astype(np.float32)
+    from gguf import GGMLQuantizationType, quants
+
+    try:
+        with np.errstate(invalid="ignore", over="ignore"):
+            decoded: Floats = quants.dequantize(rows, GGMLQuantizationType(type))
+    except (NotImplementedError, ValueError) as e:
+        raise UnsupportedError(f"{type.name} cannot be decoded", hint="re-export the model in another type") from e
+    return decoded
+
+
+def encode(
+    t: Tensor, type: QType, name: str = "", allow_nonfinite: bool = False, stats: ErrorStats | None = None
+) -> Tensor:
+    """The same tensor stored as `type`, encoded as its rows are read; of that type already, the tensor itself.
+
+    Raises UnsupportedError at once when the rows are not whole blocks. Reading the rows raises LossyError at a NaN, an
+    infinity or a value that `type` cannot hold, with its index, unless `allow_nonfinite`; `stats` gathers the errors.
+    """
+    if t.type == type:
+        return t
+    shape, origin = t.shape, {"op": "encode", "type": type.name, "of": t.origin}
+    elements = shape[-1] if BLOCKS[type].elements > 1 or len(shape) > 1 else 1
+    _require_writable(type, elements, name)
+    if t.row_elements != elements:
+        t = _regrouped(t, elements)
+    width = row_bytes(type, elements)
+    step = max(PIECE // max(elements, 1), 1)
+    batch = max(CHUNK // 4 // max(elements, 1), 1)
+
+    def piece(source: Bytes, first: int, out: Bytes) -> None:
+        values = decode_rows(source, t.type)
+        peak = _encode_into(values, type, out)
+        if not allow_nonfinite and not peak < TOO_LARGE.get(type, HALF_MAX):
+            k = _unfit(values, out, type)
+            if k >= 0:
+                value = source.view(np.float64).flat[k] if t.type == QType.F64 else values.flat[k]
+                raise _refusal(value, type, name, np.unravel_index(first * elements + k, shape))
+        if stats is not None:
+            stats.add(values, out, type)
+
+    def pieces(source: Bytes, first: int, out: Bytes) -> None:
+        _spread(lambda a: piece(source[a : a + step], first + a, out[a : a + step]), range(0, len(source), step))
+
+    def rows(lo: int, hi: int) -> Bytes:
+        out = np.empty((hi - lo, width), np.uint8)
+        if t.view is not None:  # the bytes lie in a file: every thread reads its own
+            _spread(lambda a: piece(t.rows(a, min(a + step, hi)), a, out[a - lo : a - lo + step]), range(lo, hi, step))
+        else:
+            for a in range(lo, hi, batch):
+                pieces(t.rows(a, min(a + batch, hi)), a, out[a - lo : a - lo + batch])
+        return out
+
+    return Tensor(shape, type, rows, None, origin)
+
+
+def decode(t: Tensor, name: str = "") -> Tensor:
+    """The tensor as float32, infinities and NaN as they are."""
+    return encode(t, QType.F32, name, allow_nonfinite=True)
+
+
+def _encode_into(values: Floats, type: QType, out: Bytes) -> np.float32:
+    """Encode into `out`; the largest magnitude, NaN or infinity if there is one."""
+    if values.size == 0:
+        return np.float32(0)
+    if type in LEGACY or type in K_QUANTS:
+        run = _kernel(type)
+        return run(np.ascontiguousarray(values), out, values.size // BLOCKS[type].elements)
+    with np.errstate(over="ignore", invalid="ignore"):
+        peak = np.float32(max(values.max(), -values.min()))  # NaN stays NaN through both
+        if type == QType.BF16:
+            _bf16(values.view(np.uint32), out.view(np.uint16))
+        else:
+            np.copyto(out.view(NUMPY[type]), values, casting="same_kind")
+            if type == QType.F16 and peak != peak:
+                halves, nan = out.view(np.uint16), np.isnan(values)
+                halves[nan] = halves[nan] & 0x8000 | 0x7E00  # a payload could be cut to that of an infinity
+    return peak
+
+
+def _bf16(bits: npt.NDArray[np.uint32], out: npt.NDArray[np.uint16]) -> None:
+    """Upper halves of float32, ties to even; a NaN keeps its upper bits and becomes quiet."""
+    rounded = bits >> 16
+    rounded &= 1
+    rounded += 0x7FFF
+    rounded += bits
+    rounded >>= 16
+    np.copyto(out, rounded, casting="unsafe")
+    nan = (bits & 0x7FFFFFFF) > 0x7F800000
+    if nan.any():
+        out[nan] = (bits[nan] >> 16 | 64).astype(np.uint16)
+
+
+@cache
+def _kernel(type: QType) -> Callable[[Floats, Bytes, int], np.float32]:
+    """The compiled encoder of a block type; imported here, so that plain types need neither llvmlite nor numba."""
+    if type in K_QUANTS:
+        from .encode_kernels_k import kernel as k_kernel
+
+        return k_kernel(type)
+    from .encode_kernels import kernel
+
+    call = kernel(type)
+
+    def run(values: Floats, out: Bytes, n_blocks: int) -> np.float32:
+        peak: np.float32 = np.int32(call(values.ctypes.data, out.ctypes.data, n_blocks)).view(np.float32)
+        return peak
+
+    return run
+
+
+def _unfit(values: Floats, out: Bytes, type: QType) -> int:
+    """Place of the first value that is not finite, else of the largest that `type` turned into one; -1 if none."""
+    bad = ~np.isfinite(values)
+    if bad.any():
+        return int(np.argmax(bad))
+    bad = ~np.isfinite(decode_rows(out, type))
+    return int(np.argmax(np.where(bad, np.abs(values), -1))) if bad.any() else -1
+
+
+def _refusal(value: Any, type: QType, name: str, index: Iterable[Any]) -> LossyError:
+    finite = bool(np.isfinite(value))
+    return LossyError(
+        f"a value is too large for {type.name}" if finite else "a value is not finite",
+        at=f"tensor {name}, element [{', '.join(str(int(i)) for i in index)}]",
+        got=f"{value:.9g}",
+        hint="choose a type with a wider range, such as bf16 or f32"
+        if finite
+        else "--allow-nonfinite writes it as it is",
+    )
+
+
+def _regrouped(t: Tensor, elements: int) -> Tensor:
+    """A vector as one row, as block types see it, or, decoded, as rows of one element, as plain types see it."""
+    if elements > 1:
+        return replace(t, shape=(1, elements), rows=lambda lo, hi: t.read().reshape(1, -1)[lo:hi], view=None)
+    return replace(
+        t,
+        type=QType.F32,
+        rows=lambda lo, hi: decode_rows(t.read(), t.type).view(np.uint8).reshape(-1, 4)[lo:hi],
+        view=None,
+    )
+
+
+def _require_writable(type: QType, elements: int, name: str = "") -> None:
+    if type not in WRITABLE:
+        raise UnsupportedError(
+            f"{type.name} cannot be written",
+            at=f"tensor {name}" if name else "",
+            expected=" ".join(w.name for w in WRITABLE),
+        )
+    if elements % BLOCKS[type].elements:
+        raise UnsupportedError(
+            f"rows are not whole {type.name} blocks",
+            at=f"tensor {name}" if name else "",
+            expected=f"a multiple of {BLOCKS[type].elements} elements a row",
+            got=elements,
+            hint="choose q8_0 or f16" if BLOCKS[type].elements == 256 else "choose f16",
+        )
+
+
+def _spread(task: Callable[[int], Any], pieces: Iterable[int]) -> None:
+    """Run a task on every piece, on every core; the kernels and reads let go of the interpreter lock."""
+    pieces = list(pieces)
+    if len(pieces) < 2 or threads() < 2:
+        for p in pieces:
+            task(p)
+    else:
+        for _ in _pool(threads()).map(task, pieces):
+            pass
+
+
+def threads() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@cache
+def _pool(n: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(n, "encode")
