@@ -94,6 +94,18 @@ def places(layout: Layout, config: Config, start: int, type: QType, n_padding: i
     return found, offset
 
 
+def end_of(layout: Layout, config: Config, start: int, type: QType, n_padding: int = 0) -> int:
+    """Where `places` would end, without listing them: a header may claim two thousand million layers."""
+    counts = {"{i}": config.n_layer, "{j}": config.n_mtp_head - 1}
+    total = start
+    for row in layout.rows:
+        if not (config.tied_output and row.ours == ("output.weight",)):
+            shape, kind = stored_shape(row, config, n_padding), type if row.type is None else row.type
+            n = next((n for mark, n in counts.items() if mark in row.ours[0]), 1)
+            total += n * prod(shape[:-1]) * row_bytes(kind, shape[-1])
+    return total
+
+
 def unpack(row: Row, config: Config, stored: Tensor, index: int | None) -> Iterator[tuple[str, Tensor]]:
     """The canonical tensors in one stored tensor: axes exchanged back, fused parts and padding cut apart."""
     t = transpose(stored) if row.transposed else stored
