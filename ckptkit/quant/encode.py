@@ -1,8 +1,8 @@
 """Types of stored values changed row by row: float32 to any type that can be written, any type to float32.
 
-Plain types through numpy; 32-element blocks and K-quants through our own kernels, bit-identical with the reference
-quantisers of ggml; the rarer block types are decoded by the `gguf` package. A tensor is changed lazily, chunk by
-chunk, on every core, and values that the new type cannot hold are found on the way.
+Halves, 32-element blocks and K-quants are encoded by our own kernels, bit-identical with the reference quantisers of
+ggml; plain types are decoded through numpy, blocks by the `gguf` package. A tensor is changed lazily, chunk by chunk,
+on every core; values that the new type cannot hold are found on the way, and errors measured.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ NUMPY: dict[QType, type[np.generic]] = {
 }
 LEGACY = (QType.Q8_0, QType.Q4_0, QType.Q4_1, QType.Q5_0, QType.Q5_1)
 K_QUANTS = (QType.Q2_K, QType.Q3_K, QType.Q4_K, QType.Q5_K, QType.Q6_K)
-WRITABLE = (QType.F32, QType.F16, QType.BF16, QType.F64, *LEGACY, *K_QUANTS)
+KERNEL_TYPES = (QType.F16, QType.BF16, *LEGACY, *K_QUANTS)
+WRITABLE = (QType.F32, QType.F64, *KERNEL_TYPES)
 
 PIECE = 1 << 18  # elements one thread encodes at a time: a MiB of float32 stays in its cache
 # From this magnitude on values are looked at one by one. In a block type the scales are halves, which may overflow too.
@@ -54,7 +55,7 @@ class ErrorStats:
     max_error: float = 0.0
     sum_squares: float = 0.0
     count: int = 0
-    underflows: int = 0  # values other than 0 that were stored as 0 in F16 or BF16
+    underflows: int = 0  # values other than 0 that were stored as 0
     _lock: Any = field(default_factory=Lock, repr=False, compare=False)
 
     @property
@@ -62,21 +63,18 @@ class ErrorStats:
         """Root of the mean square error; 0 before anything was read."""
         return sqrt(self.sum_squares / self.count) if self.count else 0.0
 
-    def add(self, source: Floats, stored: Bytes, type: QType) -> None:
-        """Count `source` values and the encoded rows made of them."""
-        decoded = decode_rows(stored, type)
-        zeros = 0
-        if type in (QType.F16, QType.BF16):
-            zeros = int(np.count_nonzero(source)) - int(np.count_nonzero(decoded))
-        with np.errstate(invalid="ignore", over="ignore"):
-            error = (decoded - source).reshape(-1)
-            worst = float(max(error.max(initial=0.0), -error.min(initial=0.0)))
-            squares = float(np.dot(error, error))
+    def add(self, record: Bytes, count: int) -> None:
+        """Take over what a kernel recorded of `count` values."""
+        squares, worst, zeroed = (
+            record[:128].view(np.float64),
+            record[128:192].view(np.float32),
+            record[192:].view(np.int32),
+        )
         with self._lock:
-            self.max_error = max(self.max_error, worst) if worst == worst else worst
-            self.sum_squares += squares
-            self.count += error.size
-            self.underflows += zeros
+            self.max_error = float(np.maximum(self.max_error, worst.max()))
+            self.sum_squares += float(squares.sum())
+            self.underflows += int(zeroed.sum())
+            self.count += count
 
 
 def encode_rows(rows: Floats, type: QType) -> Bytes:
@@ -129,14 +127,14 @@ def encode(
 
     def piece(source: Bytes, first: int, out: Bytes) -> None:
         values = decode_rows(source, t.type)
-        peak = _encode_into(values, type, out)
+        peak, record = _encode_into(values, type, out)
         if not allow_nonfinite and not peak < TOO_LARGE.get(type, HALF_MAX):
             k = _unfit(values, out, type)
             if k >= 0:
                 value = source.view(np.float64).flat[k] if t.type == QType.F64 else values.flat[k]
                 raise _refusal(value, type, name, np.unravel_index(first * elements + k, shape))
         if stats is not None:
-            stats.add(values, out, type)
+            stats.add(record, values.size)
 
     def pieces(source: Bytes, first: int, out: Bytes) -> None:
         _spread(lambda a: piece(source[a : a + step], first + a, out[a : a + step]), range(0, len(source), step))
@@ -158,52 +156,40 @@ def decode(t: Tensor, name: str = "") -> Tensor:
     return encode(t, QType.F32, name, allow_nonfinite=True)
 
 
-def _encode_into(values: Floats, type: QType, out: Bytes) -> np.float32:
-    """Encode into `out`; the largest magnitude, NaN or infinity if there is one."""
+def _encode_into(values: Floats, type: QType, out: Bytes) -> tuple[np.float32, Bytes]:
+    """Encode into `out`; the largest magnitude, NaN or infinity if there is one, and the record of errors."""
+    record = np.zeros(256, np.uint8)
     if values.size == 0:
-        return np.float32(0)
-    if type in LEGACY or type in K_QUANTS:
-        run = _kernel(type)
-        return run(np.ascontiguousarray(values), out, values.size // BLOCKS[type].elements)
-    with np.errstate(over="ignore", invalid="ignore"):
-        peak = np.float32(max(values.max(), -values.min()))  # NaN stays NaN through both
-        if type == QType.BF16:
-            _bf16(values.view(np.uint32), out.view(np.uint16))
-        else:
-            np.copyto(out.view(NUMPY[type]), values, casting="same_kind")
-            if type == QType.F16 and peak != peak:
-                halves, nan = out.view(np.uint16), np.isnan(values)
-                halves[nan] = halves[nan] & 0x8000 | 0x7E00  # a payload could be cut to that of an infinity
-    return peak
-
-
-def _bf16(bits: npt.NDArray[np.uint32], out: npt.NDArray[np.uint16]) -> None:
-    """Upper halves of float32, ties to even; a NaN keeps its upper bits and becomes quiet."""
-    rounded = bits >> 16
-    rounded &= 1
-    rounded += 0x7FFF
-    rounded += bits
-    rounded >>= 16
-    np.copyto(out, rounded, casting="unsafe")
-    nan = (bits & 0x7FFFFFFF) > 0x7F800000
-    if nan.any():
-        out[nan] = (bits[nan] >> 16 | 64).astype(np.uint16)
+        return np.float32(0), record
+    if type in KERNEL_TYPES:
+        return _kernel(type)(np.ascontiguousarray(values), out, record), record
+    np.copyto(out.view(NUMPY[type]), values)
+    with np.errstate(invalid="ignore"):
+        return np.float32(max(values.max(), -values.min())), record  # NaN stays NaN through both
 
 
 @cache
-def _kernel(type: QType) -> Callable[[Floats, Bytes, int], np.float32]:
-    """The compiled encoder of a block type; imported here, so that plain types need neither llvmlite nor numba."""
+def _kernel(type: QType) -> Callable[[Floats, Bytes, Bytes], np.float32]:
+    """The compiled encoder of a type; imported here, since llvmlite and, for K-quants, numba take their time."""
     if type in K_QUANTS:
         from .encode_kernels_k import kernel as k_kernel
 
-        return k_kernel(type)
-    from .encode_kernels import kernel
+        encode_k = k_kernel(type)
+        return lambda values, out, record: np.int32(encode_k(values, out, values.size // 256, record)).view(np.float32)
+    from .encode_kernels import kernel, unit
 
-    call = kernel(type)
+    call, elements = kernel(type), unit(type)
 
-    def run(values: Floats, out: Bytes, n_blocks: int) -> np.float32:
-        peak: np.float32 = np.int32(call(values.ctypes.data, out.ctypes.data, n_blocks)).view(np.float32)
-        return peak
+    def run(values: Floats, out: Bytes, record: Bytes) -> np.float32:
+        whole, rest = divmod(values.size, elements)
+        peak = call(values.ctypes.data, out.ctypes.data, whole, record.ctypes.data)
+        if rest:  # of a plain type
+            last, width = np.zeros(elements, np.float32), BLOCKS[type].nbytes
+            last[:rest] = values.reshape(-1)[-rest:]
+            encoded = np.empty(elements * width, np.uint8)
+            peak = max(peak, call(last.ctypes.data, encoded.ctypes.data, 1, record.ctypes.data))
+            out.reshape(-1)[-rest * width :] = encoded[: rest * width]
+        return np.int32(peak).view(np.float32)
 
     return run
 

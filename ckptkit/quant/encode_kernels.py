@@ -1,7 +1,9 @@
-"""Encoders of the 32-element block types, emitted as LLVM IR and compiled when first used (10 ms each, without numba).
+"""Encoders of the halves and the 32-element block types: LLVM IR, compiled when first used (20 ms each, no numba).
 
 Layouts, with d and m IEEE halves and x the decoded value; a nibble pair holds element j low and element j + 16 high:
 
+    F16    2 bytes  IEEE half, ties to even          out of range becomes infinite
+    BF16   2 bytes  upper half of a float32          ties to even
     Q8_0  34 bytes  d, int8 q[32]                    x = d * q
     Q4_0  18 bytes  d, nibble pairs[16]              x = d * (q - 8)
     Q4_1  20 bytes  d, m, nibble pairs[16]           x = d * q + m
@@ -16,12 +18,12 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from functools import cache
+from functools import cache, reduce
 
 import llvmlite.binding as llvm
 from llvmlite import ir
 
-from .encode_kernels_lanes import F32, I8, I32, I64, Lanes, N, address, load, loop, store
+from .encode_kernels_lanes import F32, I8, I16, I32, I64, Lanes, N, address, from_half, load, loop, record, store
 from .types import BLOCKS, QType
 
 
@@ -49,7 +51,7 @@ def signed_as_first(size, x, masks):
 def largest(x):
     """Bits of the largest magnitude: for values >= 0 the order of the bits is the order of the values."""
     sizes = [v.bits() & 0x7FFFFFFF for v in x]
-    return sizes[0].at_least(sizes[1]).reduce("smax")
+    return reduce(Lanes.at_least, sizes).reduce("smax")
 
 
 def ordered(bits):
@@ -65,12 +67,30 @@ def pack(b, at, q, five_bits):
     (q[0] | (q[1] << 4)).bytes_to(at)
 
 
+def f16(_b, x, _peak, out):
+    """IEEE halves."""
+    h = x[0].half()
+    h.bytes_to(out, I16)
+    return [from_half(h)]
+
+
+def bf16(_b, x, _peak, out):
+    """Upper halves, a NaN kept one by its quiet bit."""
+    bits = x[0].bits()
+    upper = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    upper = ((bits >> 16) | 64).where((bits & 0x7FFFFFFF) > 0x7F800000, upper)
+    upper.bytes_to(out, I16)
+    return [(upper << 16).from_bits()]
+
+
 def q8_0(b, x, peak, out):
     """Symmetric, 255 levels; round half away from zero."""
     d = peak.from_bits() / 127.0
-    d.half_to(out)
-    for k, v in enumerate(x):
-        (v * scale_of(d)).call("llvm.round").to_int().bytes_to(address(b, out, 2 + N * k))
+    stored_d = d.half_to(out)
+    q = [(v * scale_of(d)).call("llvm.round").to_int() for v in x]
+    for k, v in enumerate(q):
+        v.bytes_to(address(b, out, 2 + N * k))
+    return [v.to_float() * stored_d for v in q]
 
 
 def symmetric(b, x, peak, out, five_bits):
@@ -79,9 +99,10 @@ def symmetric(b, x, peak, out, five_bits):
     top = signed_as_first(peak.from_bits(), x, [(v.bits() & 0x7FFFFFFF).equals(peak) for v in x])
     top = top.where(peak.differs(0), 0.0)
     d = top / float(-half)
-    d.half_to(out)
+    stored_d = d.half_to(out)
     q = [(v * scale_of(d) + (half + 0.5)).to_int().as_int8().at_most(2 * half - 1) for v in x]
     pack(b, address(b, out, 2), q, five_bits)
+    return [((v & (2 * half - 1)) - half).to_float() * stored_d for v in q]
 
 
 def affine(b, x, _peak, out, five_bits):
@@ -92,15 +113,17 @@ def affine(b, x, _peak, out, five_bits):
     high = ordered(keys[0].at_least(keys[1]).reduce("smax")).from_bits()
     low = signed_as_first(low.abs(), x, [v.equals(low) for v in x])  # which zero it is shows in m
     d = (high + 0.0 - low) / float(levels)
-    d.half_to(out)
-    low.half_to(address(b, out, 2))
+    stored_d, stored_low = d.half_to(out), low.half_to(address(b, out, 2))
     q = [((v - low) * scale_of(d) + 0.5).to_int().as_int8() for v in x]
     if not five_bits:
         q = [v.at_most(levels) for v in q]
     pack(b, address(b, out, 4), q, five_bits)
+    return [(v & levels).to_float() * stored_d + stored_low for v in q]
 
 
 EMIT = {
+    QType.F16: f16,
+    QType.BF16: bf16,
     QType.Q8_0: q8_0,
     QType.Q4_0: lambda *a: symmetric(*a, five_bits=False),
     QType.Q4_1: lambda *a: affine(*a, five_bits=False),
@@ -109,25 +132,33 @@ EMIT = {
 }
 
 
+def unit(type: QType) -> int:
+    """Elements that a kernel takes at a time."""
+    return max(BLOCKS[type].elements, N)
+
+
 @cache
-def kernel(type: QType) -> Callable[[int, int, int], int]:
-    """Compiled `(source, target, n_blocks) -> bits of the largest magnitude`; other Python threads run meanwhile."""
+def kernel(type: QType) -> Callable[[int, int, int, int], int]:
+    """Compiled `(source, target, n_units, errors) -> bits of the largest magnitude`; lets other threads run."""
     module = ir.Module(type.name)
-    f = ir.Function(module, ir.FunctionType(I32, [F32.as_pointer(), I8.as_pointer(), I64]), "encode")
-    source, target, n_blocks = f.args
+    arguments = [F32.as_pointer(), I8.as_pointer(), I64, I8.as_pointer()]
+    f = ir.Function(module, ir.FunctionType(I32, arguments), "encode")
+    source, target, n_units, errors = f.args
     b = ir.IRBuilder(f.append_basic_block("entry"))
     peaks = b.alloca(I32)
     b.store(I32(0), peaks)
-    with loop(b, I64(0), n_blocks) as i:
-        x = [load(b, address(b, source, b.add(b.mul(i, I64(2 * N)), I64(N * k)))) for k in range(2)]
+    nbytes = unit(type) // BLOCKS[type].elements * BLOCKS[type].nbytes
+    with loop(b, I64(0), n_units) as i:
+        start = b.mul(i, I64(unit(type)))
+        x = [load(b, address(b, source, b.add(start, I64(k)))) for k in range(0, unit(type), N)]
         peak = largest(x)
         b.store(peak.at_least(Lanes(b, b.load(peaks, typ=I32))).v, peaks)
-        EMIT[type](b, x, peak, address(b, target, b.mul(i, I64(BLOCKS[type].nbytes))))
+        stored = EMIT[type](b, x, peak, address(b, target, b.mul(i, I64(nbytes))))
+        record(errors, list(zip(x, stored, strict=True)))
     b.ret(b.load(peaks, typ=I32))
     engine = compiled(module)
-    call = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)(
-        engine.get_function_address("encode")
-    )
+    prototype = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)
+    call = prototype(engine.get_function_address("encode"))
     call.engine = engine  # the code lives as long as its engine
     return call
 

@@ -123,18 +123,18 @@ fit_q6 = fitting(16, lambda x: without_offset(*fit.symmetric(x, 32)))
 
 
 def writing(size, top, half, pack):
-    """A Numba function (source, at, scales, spare, spare_at, target, to): 256 values as levels, packed.
+    """A Numba function (source, at, scales, spare, spare_at, target, to, errors): 256 values as levels, packed.
 
-    scales (2, 16) holds scale and offset of each sub-block, decoded.
+    scales (2, 16) holds scale and offset of each sub-block, decoded; errors is a record to add to.
     """
 
     @intrinsic
-    def call(_typing, source, at, scales, spare, spare_at, target, to):
-        sig = types.void(source, at, scales, spare, spare_at, target, to)
+    def call(_typing, source, at, scales, spare, spare_at, target, to, errors):
+        sig = types.void(source, at, scales, spare, spare_at, target, to, errors)
 
         def generate(context, b, sig, args):
-            source, at, scales, spare, spare_at, target, to = pointers(context, b, sig, args)
-            levels = []
+            source, at, scales, spare, spare_at, target, to, errors = pointers(context, b, sig, args)
+            levels, pairs = [], []
             for t in range(0, 256, N):
                 v = load(b, address(b, source, b.add(at, I64(t))))
                 d = load_one(b, address(b, scales, t // size))
@@ -145,6 +145,8 @@ def writing(size, top, half, pack):
                     q = ((v + m) / d).nearest().at_most(top).at_least(0)
                 kept = load(b, address(b, spare, b.add(spare_at, I64(t)))).bits()
                 levels.append(q.where(v.like(d).differs(0.0), kept))
+                pairs.append((v, (levels[-1] - half).to_float() * d - m))
+            lanes.record(errors, pairs)
             pack(levels, lambda offset: address(b, target, b.add(to, I64(offset))))
             return context.get_dummy_value()
 
@@ -255,7 +257,7 @@ def put_scales(found, lane, scales, target, at):
 
 
 @njit(**kernel_options)
-def encode_q4(source, target, n_blocks):
+def encode_q4(source, target, n_blocks, errors):
     """Two blocks of 8 sub-blocks at a time; an odd last one fills both halves."""
     found, scales, spare = np.empty((2, 16), F), np.zeros((2, 16), F), np.empty(512, F)
     peak = 0
@@ -265,12 +267,12 @@ def encode_q4(source, target, n_blocks):
         for k in range(last - block + 1):
             to = (block + k) * 144
             put_scales(found, 8 * k, scales, target, to)
-            write_q4(source, (block + k) * 256, scales, spare, k * 256, target, to)
+            write_q4(source, (block + k) * 256, scales, spare, k * 256, target, to, errors)
     return peak
 
 
 @njit(**kernel_options)
-def encode_q5(source, target, n_blocks):
+def encode_q5(source, target, n_blocks, errors):
     """As Q4_K, with 32 levels."""
     found, scales, spare = np.empty((2, 16), F), np.zeros((2, 16), F), np.empty(512, F)
     peak = 0
@@ -280,12 +282,12 @@ def encode_q5(source, target, n_blocks):
         for k in range(last - block + 1):
             to = (block + k) * 176
             put_scales(found, 8 * k, scales, target, to)
-            write_q5(source, (block + k) * 256, scales, spare, k * 256, target, to)
+            write_q5(source, (block + k) * 256, scales, spare, k * 256, target, to, errors)
     return peak
 
 
 @njit(**kernel_options)
-def encode_q2(source, target, n_blocks):
+def encode_q2(source, target, n_blocks, errors):
     """4-bit scales and offsets under d and dmin."""
     found, scales, spare = np.empty((2, 16), F), np.zeros((2, 16), F), np.empty(256, F)
     peak = 0
@@ -304,7 +306,7 @@ def encode_q2(source, target, n_blocks):
             pair = (nearest(to_scale * found[0, j]) | nearest(to_offset * found[1, j]) << 4) & 255
             target[to + j] = pair
             scales[0, j], scales[1, j] = d * F(pair & 15), dmin * F(pair >> 4)
-        write_q2(source, at, scales, spare, 0, target, to)
+        write_q2(source, at, scales, spare, 0, target, to, errors)
     return peak
 
 
@@ -319,7 +321,7 @@ def largest(scales):
 
 
 @njit(**kernel_options)
-def encode_q3(source, target, n_blocks):
+def encode_q3(source, target, n_blocks, errors):
     """6-bit scales, from -32 to 31, under d; their low nibbles first, their upper bits in the last 4 bytes."""
     found, scales, spare = np.empty((2, 16), F), np.zeros((2, 16), F), np.empty(256, F)
     peak = 0
@@ -339,12 +341,12 @@ def encode_q3(source, target, n_blocks):
             target[packed + j % 8] |= (s & 15) << 4 * (j // 8)
             target[packed + 8 + j % 4] |= s >> 4 << 2 * (j // 4)
             scales[0, j] = d * F(s - 32)
-        write_q3(source, at, scales, spare, 0, target, to)
+        write_q3(source, at, scales, spare, 0, target, to, errors)
     return peak
 
 
 @njit(**kernel_options)
-def encode_q6(source, target, n_blocks):
+def encode_q6(source, target, n_blocks, errors):
     """8-bit scales under d; a block without any magnitude is all zero bytes."""
     found, scales, spare = np.empty((2, 16), F), np.zeros((2, 16), F), np.empty(256, F)
     peak = 0
@@ -352,7 +354,9 @@ def encode_q6(source, target, n_blocks):
         at, to = block * 256, block * 210
         peak = max(peak, fit_q6(source, at, at + 128, found, spare))
         top = largest(found)
-        if abs(top) < TINY:
+        if abs(top) < TINY:  # values that no scale fits become zero bytes
+            scales[0] = 0
+            write_q6(source, at, scales, spare, 0, target, to, errors)
             target[to : to + 210] = 0
             continue
         inverse = F(-128) / top
@@ -361,7 +365,7 @@ def encode_q6(source, target, n_blocks):
             s = ((min(127, nearest(inverse * found[0, j])) + 128) & 255) - 128
             target[to + 192 + j] = s & 255
             scales[0, j] = d * F(s)
-        write_q6(source, at, scales, spare, 0, target, to)
+        write_q6(source, at, scales, spare, 0, target, to, errors)
     return peak
 
 
@@ -374,9 +378,7 @@ KERNELS = {
 }
 
 
-def kernel(type: QType) -> Callable[[np.ndarray, np.ndarray, int], np.float32]:
-    """Encoder (values, target, n_blocks) -> largest magnitude, NaN included; other Python threads run meanwhile."""
+def kernel(type: QType) -> Callable[[np.ndarray, np.ndarray, int, np.ndarray], int]:
+    """Encoder (values, target, n_blocks, errors) -> bits of the largest magnitude; lets other threads run."""
     encode = KERNELS[type]
-    return lambda values, out, n_blocks: np.int32(encode(values.reshape(-1), out.reshape(-1), n_blocks)).view(
-        np.float32
-    )
+    return lambda values, target, n, errors: encode(values.reshape(-1), target.reshape(-1), n, errors)

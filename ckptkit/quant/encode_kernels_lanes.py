@@ -17,7 +17,8 @@ from contextlib import contextmanager
 from llvmlite import ir
 
 N = 16
-F32, I32, I8, I16, I64 = ir.FloatType(), ir.IntType(32), ir.IntType(8), ir.IntType(16), ir.IntType(64)
+F32, F64 = ir.FloatType(), ir.DoubleType()
+I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 MAGIC = 12582912.0  # 1.5 * 2**23: adding it leaves the nearest integer, ties to even, in the low mantissa bits
 
 
@@ -47,7 +48,7 @@ class Lanes:
         return other
 
     def _op(self, other, for_float, for_int):
-        name = for_float if isinstance(self.scalar, ir.FloatType) else for_int
+        name = for_int if isinstance(self.scalar, ir.IntType) else for_float
         return Lanes(self.b, getattr(self.b, name)(self.v, self.like(other).v))
 
     def __add__(self, o):
@@ -76,10 +77,10 @@ class Lanes:
 
     def _compare(self, sign, other):
         other = self.like(other)
-        if isinstance(self.scalar, ir.FloatType):
-            emit = self.b.fcmp_unordered if sign == "!=" else self.b.fcmp_ordered
-        else:
+        if isinstance(self.scalar, ir.IntType):
             emit = self.b.icmp_signed
+        else:
+            emit = self.b.fcmp_unordered if sign == "!=" else self.b.fcmp_ordered
         return Lanes(self.b, emit(sign, self.v, other.v))
 
     def __lt__(self, o):
@@ -150,12 +151,17 @@ class Lanes:
         f = module.globals.get(name) or ir.Function(module, ir.FunctionType(returns, [self.v.type]), name)
         return Lanes(self.b, self.b.call(f, [self.v]))
 
-    def bytes_to(self, at):
-        """Store the low byte of each integer lane, `N` bytes, at an address."""
-        store(self.b, self.b.trunc(self.v, ir.VectorType(I8, N)), at)
+    def squared(self):
+        """Squares in float64, so that millions of them can be added."""
+        wide = self.b.fpext(self.v, ir.VectorType(F64, N))
+        return Lanes(self.b, self.b.fmul(wide, wide))
+
+    def bytes_to(self, at, width=I8):
+        """Store the low byte (or 16 bits) of each integer lane at an address."""
+        store(self.b, self.b.trunc(self.v, ir.VectorType(width, N)), at)
 
     def half(self):
-        """Scalar float to the 16 bits of an IEEE half in an integer: ties to even, overflow to infinity, NaN quiet."""
+        """Floats to the 16 bits of an IEEE half in an integer: ties to even, overflow to infinity, NaN quiet."""
         bits = self.bits()
         size = bits & 0x7FFFFFFF
         normal = (size + 0xFFF + ((size >> 13) & 1) - 0x38000000) >> 13
@@ -168,8 +174,10 @@ class Lanes:
         return h | ((bits >> 16) & 0x8000)
 
     def half_to(self, at):
-        """Store this scalar as a half, two bytes, at an address."""
-        store(self.b, self.b.trunc(self.half().v, I16), at)
+        """Store this scalar as a half, two bytes, at an address; gives what it decodes to."""
+        h = self.half()
+        store(self.b, self.b.trunc(h.v, I16), at)
+        return from_half(h)
 
 
 def _shape(like, scalar):
@@ -181,10 +189,10 @@ def address(b, base, index):
     return b.gep(base, [index if isinstance(index, ir.Value) else I64(index)])
 
 
-def load(b, at):
-    """`N` consecutive floats from an address of any alignment."""
-    pointer = b.bitcast(at, ir.VectorType(F32, N).as_pointer())
-    return Lanes(b, b.load(pointer, align=4, typ=ir.VectorType(F32, N)))
+def load(b, at, scalar=F32):
+    """`N` consecutive numbers from an address of any alignment."""
+    pointer = b.bitcast(at, ir.VectorType(scalar, N).as_pointer())
+    return Lanes(b, b.load(pointer, align=4, typ=ir.VectorType(scalar, N)))
 
 
 def load_one(b, at):
@@ -230,7 +238,7 @@ def transposed(b, rows):
 
 
 def from_half(h):
-    """Scalar integer holding the bits of an IEEE half to a float."""
+    """Integers holding the bits of an IEEE half to floats."""
     size = (h & 0x7FFF) << 13
     finite = (size.from_bits() * 2.0**112).bits()  # exact, subnormal halves included
     bits = (size | 0x7F800000).where((h & 0x7C00).equals(0x7C00), finite)
@@ -276,3 +284,28 @@ class Column:
 
     def __setitem__(self, i, value):
         self.b.store(value.v, address(self.b, self.at, i))
+
+
+ERRORS = 16 * N  # bytes of a record of errors: float64 sums of squares, float32 largest, int32 lost, one of each a lane
+
+
+def record(errors, pairs):
+    """Add what encoding made of some values, (value, stored) pairs, to the record at an address.
+
+    Lost are values other than 0 that are stored as 0.
+    """
+    b = pairs[0][0].b
+    worst, squares, lost = None, None, None
+    for value, stored in pairs:
+        error = stored - value
+        size, square = error.abs().bits(), error.squared()
+        zeroed = value.differs(0.0) & stored.equals(0.0)
+        zeroed = Lanes(b, b.zext(zeroed.v, ir.VectorType(I32, N)))
+        worst = size if worst is None else worst.at_least(size)
+        squares = square if squares is None else squares + square
+        lost = zeroed if lost is None else lost + zeroed
+    store(b, (load(b, errors, F64) + squares).v, errors)
+    at = address(b, errors, 8 * N)
+    store(b, load(b, at, I32).at_least(worst).v, at)
+    at = address(b, errors, 12 * N)
+    store(b, (load(b, at, I32) + lost).v, at)
