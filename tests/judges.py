@@ -29,6 +29,11 @@ def nll(logits: Array, targets: Sequence[int] | Array) -> Array:
     return np.log(np.exp(z).sum(-1)) - z[np.arange(len(z)), np.asarray(targets)]
 
 
+def choice_nll(logits: Array, n_context: int, completion: Sequence[int]) -> float:
+    """Mean nll of a completion, as llm.c ranks them: logits (n_context + n, vocab) of the whole."""
+    return float(nll(logits[n_context - 1 : n_context - 1 + len(completion)], completion).mean())
+
+
 def _softmax(z: Array) -> Array:
     e = np.exp(z - z.max(-1, keepdims=True))
     return e / e.sum(-1, keepdims=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import judge_readers as readers
+import judges
 import numpy as np
 import pytest
 
-import judge_readers as readers
-import judges
 from fixtures import models
 from fixtures.writers import llmc, nanoeuler
 
