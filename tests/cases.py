@@ -62,7 +62,7 @@ def _llama(
     theta: float = 10000.0,
     eps: float = 1e-5,
     scaled: bool = False,
-    n_pred: int = 0,
+    n_pred: int = 1,
     told: dict[str, Any] | None = None,
 ) -> Case:
     """`pairing` is the file's; the model's own is half for qwen2 and adjacent for llama."""
@@ -129,9 +129,9 @@ CASES: tuple[Case, ...] = (
     _gpt2("llmc/gpt2_v3_pad_rows.bin", "llmc", make.GPT2),
     _gpt2("llmc/gpt2_v4.bin", "llmc", GPT2_MIXED),
     _gpt2("llmc/gpt2_v5.bin", "llmc", GPT2_BF16),
-    _llama("llmc_llama3/llama3_v3.bin", "llmc", make.LLAMA3, theta=make.LLAMA3_THETA),
-    _llama("llmc_llama3/llama3_v5.bin", "llmc", models.rounded(make.LLAMA3), theta=make.LLAMA3_THETA),
-    _llama("llmc_llama3/llama3_v3_scaled.bin", "llmc", make.LLAMA3, theta=make.SCALED_THETA, scaled=True),
+    _llama("llmc_llama3/llama3_v3.bin", "llmc-llama3", make.LLAMA3, theta=make.LLAMA3_THETA),
+    _llama("llmc_llama3/llama3_v5.bin", "llmc-llama3", models.rounded(make.LLAMA3), theta=make.LLAMA3_THETA),
+    _llama("llmc_llama3/llama3_v3_scaled.bin", "llmc-llama3", make.LLAMA3, theta=make.SCALED_THETA, scaled=True),
     _nanoeuler("nanoeuler/nanoeuler.bin", make.NANOEULER),
     _nanoeuler("nanoeuler/same_bytes.bin", make.NANOEULER_SAME),
     _microgpt("microgpt/microgpt.json", "microgpt", make.MICROGPT),

@@ -22,6 +22,12 @@ def fixtures_dir() -> Path:
 
 
 @pytest.fixture(scope="session")
+def trained(fixtures_dir: Path) -> Path:
+    """The trained checkpoints that are kept in the repository, with their references."""
+    return fixtures_dir / "trained"
+
+
+@pytest.fixture(scope="session")
 def shared() -> Path:
     """Checkpoints and references too large to commit."""
     path = ROOT.parent / "shared" / "data"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import judge_readers as readers
+import judges
 import numpy as np
 import pytest
 from cases import BY_NAME, CASES, Case
@@ -177,6 +178,31 @@ def test_llama3_stores_up_before_gate(fixtures_dir: Path) -> None:
     up = 1024 + 4 * (29 * c + n * c + n * (c + 2 * kv) * c + n * c * c + n * c)
     assert at(raw, up) == make.LLAMA3.p["w3"][0, 0, 0]
     assert at(raw, up + 4 * n * h * c) == make.LLAMA3.p["w1"][0, 0, 0]
+
+
+def test_llama3_width_needs_the_multiplier_that_the_header_truncates() -> None:
+    assert llmc.llama3_ffn(4096, 1.3, 1024) == 14336  # Llama-3.1-8B
+    assert llmc.llama3_ffn(4096, 1, 1024) == 11264
+    assert (llmc.llama3_ffn(18, 1.3, 4), llmc.llama3_ffn(18, 1, 4)) == (64, 48)
+
+
+def test_debug_states_are_the_judges_logits_and_loss(fixtures_dir: Path) -> None:
+    state = readers.llmc_state((fixtures_dir / "llmc/gpt2_v3_debug_state.bin").read_bytes(), 29)
+    logits = np.stack([BY_NAME["llmc/gpt2_v3.bin"].logits(x) for x in state["x"]])
+    assert np.abs(state["logits"] - logits).max() < 1e-6
+    loss = np.mean([judges.nll(z, y) for z, y in zip(logits, state["y"], strict=True)])
+    assert state["loss"] == pytest.approx(loss, abs=1e-6)
+    raw = (fixtures_dir / "llmc_llama3/llama3_v3_debug_state.bin").read_bytes()
+    last = np.frombuffer(raw, "<f4", 29, 1024 + 2 * 3 * 8 * 4 + 23 * 29 * 4)
+    ids = np.frombuffer(raw, "<i4", 8, 1024 + 16 * 4)
+    assert np.abs(last - BY_NAME["llmc_llama3/llama3_v3.bin"].logits(ids)[-1]).max() < 1e-6
+
+
+def test_llama2c_tokenizer_records_follow_each_other(fixtures_dir: Path) -> None:
+    raw = (fixtures_dir / "llama2c/tokenizer.bin").read_bytes()
+    assert at(raw, 0, "<u4") == 6  # "\n</s>\n" and "<0x00>" are the longest
+    assert raw[4:17] == bytes(4) + b"\x05\x00\x00\x00<unk>"
+    assert raw.endswith(b"\x00\x00\x20\xc1\x02\x00\x00\x00\xc3\xa9")  # -10.0, 2 bytes, é
 
 
 def test_llama2c_v0_has_rope_tables_before_its_classifier(fixtures_dir: Path) -> None:

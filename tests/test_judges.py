@@ -16,10 +16,9 @@ from fixtures.writers import llmc, nanoeuler
 CLOSE = 1e-9  # float64 against float64
 
 
-@pytest.mark.parametrize("stem", ["gpt2_tiny", "gpt2_tiny_bf16"])
-def test_gpt2_judge_agrees_with_the_torch_reference(shared: Path, stem: str) -> None:
-    d, p = readers.llmc_gpt2((shared / f"{stem}.bin").read_bytes())
-    ref = np.load(shared / ("gpt2_tiny_fp32.ref.npz" if stem == "gpt2_tiny" else f"{stem}.ref.npz"))
+def check_gpt2(model: Path, reference: Path) -> None:
+    d, p = readers.llmc_gpt2(model.read_bytes())
+    ref = np.load(reference)
     row0 = judges.gpt2_logits(p, ref["x"][0], d["n_head"], d["vocab"])
     assert np.abs(row0 - ref["logits_row0"]).max() < CLOSE
     prompt = judges.gpt2_logits(p, ref["prompt"], d["n_head"], d["vocab"])
@@ -31,26 +30,34 @@ def test_gpt2_judge_agrees_with_the_torch_reference(shared: Path, stem: str) -> 
     assert abs(np.mean(losses) - ref["loss"]) < CLOSE
 
 
-def test_gpt2_judge_gives_the_known_validation_loss(shared: Path) -> None:
-    d, p = readers.llmc_gpt2((shared / "gpt2_tiny.bin").read_bytes())
-    ids = np.frombuffer((shared / "gpt2_tiny_val.bin").read_bytes(), "<u2", offset=1024).astype(int)
+def test_gpt2_judge_agrees_with_the_torch_reference(trained: Path) -> None:
+    check_gpt2(trained / "gpt2_tiny.bin", trained / "gpt2_tiny_fp32.ref.npz")
+
+
+def test_gpt2_judge_agrees_with_the_torch_reference_of_the_bf16_file(shared: Path) -> None:
+    check_gpt2(shared / "gpt2_tiny_bf16.bin", shared / "gpt2_tiny_bf16.ref.npz")
+
+
+def test_gpt2_judge_gives_the_known_validation_loss(trained: Path) -> None:
+    d, p = readers.llmc_gpt2((trained / "gpt2_tiny.bin").read_bytes())
+    ids = np.frombuffer((trained / "gpt2_tiny_val.bin").read_bytes(), "<u2", offset=1024).astype(int)
     t = d["max_t"]
     windows = [ids[i * t : i * t + t + 1] for i in range(40)]
     total = [judges.nll(judges.gpt2_logits(p, w[:-1], d["n_head"], d["vocab"]), w[1:]).mean() for w in windows]
     assert np.mean(total) == pytest.approx(2.6939102900302068, abs=CLOSE)
 
 
-def test_gpt2_judge_agrees_with_the_debug_state(shared: Path) -> None:
-    d, p = readers.llmc_gpt2((shared / "gpt2_tiny.bin").read_bytes())
+def test_gpt2_judge_agrees_with_the_debug_state(shared: Path, trained: Path) -> None:
+    d, p = readers.llmc_gpt2((trained / "gpt2_tiny.bin").read_bytes())
     state = readers.llmc_state((shared / "gpt2_tiny_debug_state.bin").read_bytes(), d["vocab"])
     logits = judges.gpt2_logits(p, state["x"][3], d["n_head"], d["vocab"])
     assert np.abs(logits - state["logits"][3]).max() < 1e-4  # the state is float32 arithmetic
     assert state["loss"] == pytest.approx(2.995784, abs=1e-6)
 
 
-def test_nanoeuler_judge_agrees_with_the_reference(shared: Path) -> None:
-    d, _, p = readers.nanoeuler((shared / "nanoeuler_main.bin").read_bytes())
-    ref = np.load(shared / "nanoeuler_main.ref.npz")
+def test_nanoeuler_judge_agrees_with_the_reference(trained: Path) -> None:
+    d, _, p = readers.nanoeuler((trained / "nanoeuler_main.bin").read_bytes())
+    ref = np.load(trained / "nanoeuler_main.ref.npz")
     heads = judges.nanoeuler_logits(p, ref["prompt"], n_head=d["NH"], n_kv_head=d["NKV"])
     assert np.abs(heads[0] - ref["logits_head0"]).max() < CLOSE
     assert np.abs(heads[:, -1] - ref["logits_all_last"]).max() < CLOSE
@@ -67,11 +74,10 @@ def test_nanoeuler_judge_agrees_on_the_chat_model(shared: Path) -> None:
         assert np.abs(last - ref[f"last_logits{i}"]).max() < CLOSE
 
 
-def test_microgpt_judge_agrees_with_the_program(shared: Path) -> None:
-    data = json.loads((shared / "microgpt_names.json").read_text())
-    _, p = readers.safetensors((shared / "microgpt_names.f64.safetensors").read_bytes())
-    assert all((np.array(data["state_dict"][k]) == v).all() for k, v in p.items())
-    ref = np.load(shared / "microgpt_names.ref.npz")
+def test_microgpt_judge_agrees_with_the_program(trained: Path) -> None:
+    data = json.loads((trained / "microgpt_names.json").read_text())
+    p = {name: np.array(rows) for name, rows in data["state_dict"].items()}
+    ref = np.load(trained / "microgpt_names.ref.npz")
     logits = judges.microgpt_logits(p, ref["tokens"], data["n_head"])
     assert np.abs(logits - ref["logits"]).max() < CLOSE
     docs = zip(ref["eval_docs"][:20], ref["eval_nll_sum"], strict=False)
@@ -80,9 +86,9 @@ def test_microgpt_judge_agrees_with_the_program(shared: Path) -> None:
         assert judges.nll(judges.microgpt_logits(p, ids[:-1], 4), ids[1:]).sum() == pytest.approx(total, abs=1e-8)
 
 
-def test_nx_judge_agrees_with_the_torch_reference(shared: Path) -> None:
-    _, tensors = readers.gguf((shared / "nx_ours_qwen.gguf").read_bytes())
-    ref = np.load(shared / "nx_ours_qwen.ref.npz")
+def test_nx_judge_agrees_with_the_torch_reference(trained: Path) -> None:
+    _, tensors = readers.gguf((trained / "nx_ours_qwen.gguf").read_bytes())
+    ref = np.load(trained / "nx_ours_qwen.ref.npz")
     logits = judges.nx_logits(readers.nx_arrays(tensors), ref["tokens"])
     assert np.abs(logits - ref["logits"]).max() < CLOSE
 
@@ -100,10 +106,10 @@ def qwen2_of_nx(p: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return w | {"tok_emb": p["E"], "wcls": p["Wlm"].T, "rms_final": p["final_gamma"]}
 
 
-def test_llama_judge_with_half_pairs_and_biases_is_the_nx_judge(shared: Path) -> None:
-    _, tensors = readers.gguf((shared / "nx_ours_qwen.gguf").read_bytes())
+def test_llama_judge_with_half_pairs_and_biases_is_the_nx_judge(trained: Path) -> None:
+    _, tensors = readers.gguf((trained / "nx_ours_qwen.gguf").read_bytes())
     p = readers.nx_arrays(tensors)
-    ids = np.load(shared / "nx_ours_qwen.ref.npz")["tokens"]
+    ids = np.load(trained / "nx_ours_qwen.ref.npz")["tokens"]
     how = {"n_head": 1, "n_kv_head": 1, "pairing": "half", "eps": 1e-6, "theta": 1e6}
     assert np.abs(judges.llama_logits(qwen2_of_nx(p), ids, **how) - judges.nx_logits(p, ids)).max() < CLOSE
 
@@ -140,6 +146,13 @@ def test_scaled_rope_keeps_fast_pairs_slows_slow_ones_and_blends_between() -> No
     turns = 8192 * 1e8 ** (-1 / 3) / (2 * np.pi)
     s = (turns - 1) / 3
     assert scaled[1] == pytest.approx(plain[1] * (s + (1 - s) / 8), rel=1e-12)
+
+
+def test_choices_are_ranked_by_their_mean_loss() -> None:
+    logits = np.log(np.array([[0.5, 0.25, 0.25], [0.125, 0.5, 0.375], [0.25, 0.25, 0.5], [0.9, 0.05, 0.05]]))
+    # two tokens of context, completion (1, 2): p = 0.5 after position 1 and 0.5 after position 2
+    assert judges.choice_nll(logits, 2, (1, 2)) == pytest.approx(np.log(2))
+    assert judges.choice_nll(logits, 2, (0, 0)) == pytest.approx((np.log(8) + np.log(4)) / 2)
 
 
 def test_nll_of_even_logits_is_the_log_of_the_vocabulary() -> None:
