@@ -1,0 +1,380 @@
+# mypy: ignore-errors
+# ruff: noqa: D103, ARG001
+"""The CPU's kernel module: the functions that `model.forward` calls, on numpy arrays and weights where they lie in the file.
+
+Each function becomes one or two steps of a program: (address of a compiled kernel, address of its arguments). Inside `capture` the steps
+are kept and run together, the team of threads meeting at a barrier after each; outside, a step runs at once. Token ids,
+positions and rows are read from the batch's buffers when a step runs, so a captured program is replayed for every token.
+
+Kernels are compiled for the types at hand when they are first needed, and kept on disk.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import UnsupportedError
+from ..quant.encode import decode_rows
+from ..quant.types import QType
+from ..tensor import Tensor
+
+
+def _cache_directory():
+    """Where compiled kernels are kept if the package's own directory cannot be written."""
+    here = Path(__file__).parent / "__pycache__"
+    if "NUMBA_CACHE_DIR" in os.environ or os.access(here if here.exists() else here.parent, os.W_OK):
+        return
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ckptkit" / "numba"
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=home):
+            pass
+    except OSError:
+        home = Path(tempfile.gettempdir()) / f"ckptkit-numba-{os.getuid() if hasattr(os, 'getuid') else 0}"
+    os.environ["NUMBA_CACHE_DIR"] = str(home)
+
+
+_cache_directory()
+
+from numba import types  # noqa: E402  the directory must be chosen before
+
+from . import kernels_cpu_attention as att  # noqa: E402
+from . import kernels_cpu_linear as lin  # noqa: E402
+from .kernels_cpu_blocks import DECODE  # noqa: E402
+from .kernels_cpu_team import Team  # noqa: E402
+from .simd import has_bf16_dot  # noqa: E402
+
+NAME = "cpu"
+NATIVE = frozenset(DECODE)  # types that run as stored
+BF16_TYPES = frozenset(DECODE) - {QType.F32, QType.F16}  # whose values lose nothing that matters as bf16
+ACTS = {"silu_gate": lin.SILU_GATE, "gelu_tanh": lin.GELU, "relu": lin.RELU}
+PAIRINGS = {"": 0, "adjacent": 1, "half": 2}
+NORMS = {"rms": lin.RMS, "layer": lin.LAYER}
+
+
+@dataclass
+class Weight:
+    """Stacked rows: parts as they lie in the file, or decoded; `table` is what kernels read of them."""
+
+    arrays: list[np.ndarray]  # uint8 (rows, bytes of a row), kept alive
+    types: tuple[int, int]
+    n_rows: int
+    k: int
+    table: np.ndarray  # int64 (n_parts, 4)
+    bias: np.ndarray | None
+    kept: list[tuple[str, int]]  # type name and bytes of every part that is used as stored
+    copied: list[tuple[str, str, int]]  # type name, what was done and bytes of every part that is not
+
+
+@dataclass
+class Workspace:
+    """What the steps of one model share: threads, scratch, panels, the program being captured."""
+
+    team: Team
+    fast: bool
+    scratch: np.ndarray  # uint8 (threads, bytes)
+    panels: np.ndarray
+    partial: np.ndarray
+    steps: list[tuple[int, np.ndarray, object]] | None = None
+    message: Callable[[str], None] | None = None
+
+    def close(self) -> None:
+        self.team.close()
+
+
+@dataclass
+class Program:
+    """Steps that can be run again; `keep` holds what their addresses point to."""
+
+    table: np.ndarray
+    keep: list[object] = field(default_factory=list)
+
+
+# --- memory ---
+
+
+def empty(shape, dtype=np.float32):
+    return np.empty(shape, dtype)
+
+
+def upload(array):
+    return np.ascontiguousarray(array)
+
+
+def download(buf):
+    return buf
+
+
+def sync():
+    return None
+
+
+def write(buf, values):
+    """Fill a small int32 buffer from the host."""
+    buf[:] = values
+
+
+def workspace(*, threads, fast, max_tokens, widest, head_dim, n_head, n_kv_head, context, message=None):
+    """Threads and scratch for batches of up to `max_tokens`; `widest` is the longest row of any weight."""
+    padded, width = -(-widest // 32) * 32, -(-head_dim // 16) * 16
+    per_thread = max(lin.scratch_bytes(padded), att.scratch_bytes(width, n_head // n_kv_head))
+    tokens = -(-max_tokens // lin.PANEL) * lin.PANEL
+    return Workspace(
+        Team(threads),
+        fast and has_bf16_dot(),
+        np.zeros((threads, -(-per_thread // 4096) * 4096), np.uint8),
+        np.zeros((tokens, padded), np.float32),
+        np.zeros((n_head, -(-context // att.CHUNK), width + 16), np.float32),
+        message=message,
+    )
+
+
+def describe(work, report):
+    """Complete the load report with what this device decided."""
+    report.threading_layer = "ckptkit team" if work.team.n > 1 else "none"
+    report.resident_bytes += sum(a.nbytes for a in (work.scratch, work.panels, work.partial))
+    if report.precision == "fast":
+        report.notes.append(
+            "prompts: activations and block weights rounded to bf16"
+            if work.fast
+            else "this CPU has no bf16 dot product: fast computes as exact does"
+        )
+
+
+def place(parts: list[Tensor], biases: list[Tensor] | None):
+    """Rows of all parts as one weight, each part where it lies in the file; types without a kernel are decoded to f32."""
+    arrays, names, kept, copied = [], [], [], []
+    natives = []
+    for t in parts:
+        if t.type in DECODE and t.type not in natives:
+            natives.append(t.type)
+    for t in parts:
+        if t.type in natives[:2] and (len(natives) < 2 or all(p.type in natives[:2] for p in parts)):
+            if t.view is not None:
+                arrays.append(t.view())
+                kept.append((t.type.name, t.nbytes))
+            else:
+                arrays.append(t.read())
+                copied.append((t.type.name, "rearranged", t.nbytes))
+            names.append(t.type)
+        else:
+            rows = np.empty((t.n_rows, t.row_elements), np.float32)
+            for lo, chunk in t.chunks():
+                rows[lo : lo + len(chunk)] = decode_rows(chunk, t.type)
+            arrays.append(rows.view(np.uint8))
+            names.append(QType.F32)
+            copied.append((t.type.name, "decoded to F32", rows.nbytes))
+    used = list(dict.fromkeys(names))
+    if len(used) > 2:  # a kernel knows two types at most
+        return place([_as_f32(t) for t in parts], biases)
+    table = np.array(
+        [(a.ctypes.data, len(a), a.shape[1], used.index(n)) for a, n in zip(arrays, names, strict=True)], np.int64
+    )
+    bias = np.concatenate([plain(b) for b in biases]) if biases else None
+    pair = (int(used[0]), int(used[-1]))
+    return Weight(arrays, pair, sum(map(len, arrays)), parts[0].row_elements, table, bias, kept, copied)
+
+
+def plain(t: Tensor):
+    """A small tensor as f32, flat or (rows, columns)."""
+    values = decode_rows(t.read(), t.type)
+    return np.ascontiguousarray(values.reshape(t.shape), np.float32)
+
+
+def _as_f32(t: Tensor):
+    from ..quant.encode import decode
+
+    return t if t.type == QType.F32 else decode(t)
+
+
+# --- programs ---
+
+_addresses: dict[tuple, int] = {}
+
+
+def _address(work, kernel, ta=0, tb=0, tc=0):
+    """Address of a kernel for three literals, compiled or taken from disk when first asked for."""
+    key = (kernel.__name__, ta, tb, tc)
+    if key not in _addresses:
+        sig = (*(types.literal(int(v)) for v in (ta, tb, tc)), *(types.int64,) * 3)
+        if work.message is not None and not _on_disk(kernel):
+            work.message(f"compiling {kernel.__name__} (kept for the next start)")
+        kernel.compile(sig)
+        compiled = kernel.overloads[sig]
+        _addresses[key] = compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
+    return _addresses[key]
+
+
+def _on_disk(kernel):
+    try:
+        return bool(list(Path(kernel._cache.cache_path).glob(f"*.{kernel.__name__}-*.nbc")))
+    except (AttributeError, OSError):
+        return False
+
+
+def _slots(n, values):
+    """An int64 argument table from {byte offset: int, float, array or None}."""
+    table = np.zeros(n, np.int64)
+    for at, value in values.items():
+        if isinstance(value, np.ndarray):
+            value = value.ctypes.data
+        elif isinstance(value, float):
+            value = int(np.float32(value).view(np.uint32))
+        table[at // 8] = value or 0
+    return table
+
+
+def _step(work, address, table, *keep):
+    if work.steps is None:
+        work.team.run(np.array([(address, table.ctypes.data)], np.int64))
+    else:
+        work.steps.append((address, table, keep))
+
+
+def capture(fn, work):
+    """The steps that `fn()` takes, as a program; nothing is run."""
+    work.steps = []
+    try:
+        fn()
+        steps = work.steps
+    finally:
+        work.steps = None
+    return Program(np.array([(a, t.ctypes.data) for a, t, _ in steps], np.int64).reshape(-1, 2), [s[1:] for s in steps])
+
+
+def replay(graph, work):
+    """Run a captured program."""
+    work.team.run(graph.table)
+
+
+# --- steps ---
+
+
+def _norm_slots(norm):
+    if norm is None:
+        return {lin.NORM: lin.NONE}
+    return {lin.NORM: NORMS[norm.kind], lin.GAIN: norm.gain, lin.NORM_BIAS: norm.bias, lin.EPS: float(norm.eps)}
+
+
+def _product(out, x, norm, weight, then, batch, rows=None):
+    """out = then(W norm(x) + b): one step for a token, two for many."""
+    work, n = batch.work, len(out)
+    padded = -(-weight.k // 32) * 32
+    table = _slots(
+        lin.N_SLOTS,
+        {
+            lin.OUT: out, lin.OUT_STRIDE: out.strides[0], lin.X: x, lin.X_STRIDE: x.strides[0], lin.N_TOKENS: n,
+            lin.K: weight.k, lin.PADDED_K: padded, lin.ROW_INDEX: rows, **_norm_slots(norm), lin.PARTS: weight.table,
+            lin.N_PARTS: len(weight.table), lin.N_ROWS: out.shape[1], lin.BIAS: weight.bias, lin.PANELS: work.panels,
+            lin.SCRATCH: work.scratch, lin.SCRATCH_STRIDE: work.scratch.shape[1], lin.THEN: then,
+        },
+    )  # fmt: skip
+    ta, tb = weight.types
+    keep = (out, x, norm, weight, rows)
+    if n == 1:
+        _step(work, _address(work, lin.matvec, ta, tb), table, keep)
+        return
+    rounded = work.fast and weight.k % 32 == 0 and {QType(ta), QType(tb)} <= BF16_TYPES
+    _step(work, _address(work, lin.pack, 0, 0, int(rounded)), table, keep)
+    _step(work, _address(work, lin.matmat_bf16 if rounded else lin.matmat, ta, tb), table, keep)
+
+
+def embed(x, token_embd, position_embd, batch):
+    """x (n, n_embd) = embedding rows of batch.tokens, plus the rows of batch.pos where positions are learned."""
+    table = _slots(
+        lin.N_SLOTS,
+        {
+            lin.OUT: x, lin.OUT_STRIDE: x.strides[0], lin.N_TOKENS: len(x), lin.K: token_embd.k, lin.PARTS: token_embd.table,
+            lin.TOKENS: batch.tokens, lin.POSITIONS: batch.pos, lin.POSITION_ROWS: position_embd,
+        },
+    )  # fmt: skip
+    _step(batch.work, _address(batch.work, lin.embed, *token_embd.types), table, x, token_embd, position_embd, batch)
+
+
+def norm(out, x, norm, batch):
+    """out (n, n_embd) = norm(x); out may be x."""
+    table = _slots(
+        lin.N_SLOTS,
+        {
+            lin.OUT: out, lin.OUT_STRIDE: out.strides[0], lin.X: x, lin.X_STRIDE: x.strides[0], lin.N_TOKENS: len(out),
+            lin.K: x.shape[1], **_norm_slots(norm),
+        },
+    )  # fmt: skip
+    _step(batch.work, _address(batch.work, lin.norm_rows), table, out, x, norm)
+
+
+def norm_linear(out, x, norm, weight, batch, rows=None):
+    """out (n, n_rows) = W norm(x) + b; with `rows` int32 (n,) only those rows of x."""
+    _product(out, x, norm, weight, lin.SET, batch, rows)
+
+
+def linear_add(x, h, weight, batch):
+    """x (n, n_embd) += W h + b."""
+    _product(x, h, None, weight, lin.ADD, batch)
+
+
+def norm_ffn(h, x, norm, weight, act, batch):
+    """h (n, n_ff) = act(W norm(x) + b); silu_gate takes stacked gate|up rows."""
+    _product(h, x, norm, weight, ACTS[act], batch)
+
+
+def attention(out, qkv, rope_table, pairing, k_cache_i, v_cache_i, batch):
+    """out (n, q) = causal grouped attention of qkv (n, q + 2 kv), keys and values put into the layer's cache first.
+
+    k_cache_i, v_cache_i (n_seq, n_kv_head, context, width) f32 or f16; rope_table (context, 2, head_dim / 2) or None.
+    """
+    work, n = batch.work, len(out)
+    _, n_kv, context, width = k_cache_i.shape
+    head_dim = (qkv.shape[1] - out.shape[1]) // (2 * n_kv)
+    table = _slots(
+        att.N_SLOTS,
+        {
+            att.OUT: out, att.QKV: qkv, att.ROPE: rope_table, att.KEYS: k_cache_i, att.VALUES: v_cache_i, att.N_TOKENS: n,
+            att.POSITIONS: batch.pos, att.SEQUENCES: batch.seq, att.N_HEAD: out.shape[1] // head_dim, att.N_KV_HEAD: n_kv,
+            att.HEAD_DIM: head_dim, att.WIDTH: width, att.CONTEXT: context, att.SCALE: float(head_dim**-0.5),
+            att.PARTIAL: work.partial, att.N_CHUNKS: work.partial.shape[1], att.SCRATCH: work.scratch,
+            att.SCRATCH_STRIDE: work.scratch.shape[1],
+        },
+    )  # fmt: skip
+    kinds = (
+        *(int(QType.F16 if c.dtype == np.float16 else QType.F32) for c in (k_cache_i, v_cache_i)),
+        PAIRINGS[pairing],
+    )
+    keep = (out, qkv, rope_table, k_cache_i, v_cache_i, batch)
+    steps = (att.decode_attention, att.combine) if n == 1 else (att.store_kv, att.prompt_attention)
+    for kernel in steps:
+        _step(work, _address(work, kernel, *kinds), table, keep)
+
+
+def argmax(out, logits, batch):
+    """out int32 (n,) = index of the largest logit of each row."""
+    out[:] = np.argmax(logits, axis=-1)
+
+
+def check_fits(nbytes, what):
+    """Refuse to take more memory than there is."""
+    free = available_bytes()
+    if free is not None and nbytes > free:
+        raise UnsupportedError(
+            "the model does not fit in memory",
+            expected=f"at most {free:,} bytes free",
+            got=f"{nbytes:,} bytes of {what}",
+            hint="use a smaller --context, -ctk f16 -ctv f16, or convert to a type that runs as stored",
+        )
+
+
+def available_bytes():
+    """Memory that can be taken now, or None where the system does not say."""
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError):
+        pass
+    return None

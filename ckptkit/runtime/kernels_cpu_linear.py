@@ -1,0 +1,495 @@
+# mypy: ignore-errors
+# ruff: noqa: D103, ARG001
+"""Products with weights on the CPU: `matvec` for one token, `pack` then `matmat` for many, and `embed`.
+
+A weight is a group of parts whose rows are stacked (q|k|v, gate|up), each part where it lies: nothing is copied. One token runs along
+a row with sixteen lanes. Many tokens turn the product round: a lane is a token, the tokens' activations are packed once into
+panels, and a weight is one broadcast from memory, so rows are used as they lie in the file and no weight is ever transposed:
+
+    panel p: (K, 64) f32       activations of tokens 64 p .. 64 p + 63, or (K / 2, 64) pairs of bf16
+    chunk:   ROWS x K          weight rows; types other than f32 are decoded once per chunk, for all tokens
+    sums:    (ROWS, 64)        the tile's result, then bias, activation and the turn back to (token, row)
+
+Every output value is one sum over K in one order, whatever the threads and the other tokens do.
+
+Arguments (int64 unless said), the same table for `matvec`, `pack` and `matmat`; addresses are bytes:
+"""
+
+from __future__ import annotations
+
+from numba import njit
+
+from .kernels_cpu_blocks import block_bytes, block_elements, decode16
+from .kernels_cpu_team import JIT, take
+from .simd import (
+    LANES,
+    add,
+    div,
+    exp,
+    fma,
+    get_bf16,
+    get_f16,
+    get_f32,
+    get_i32,
+    get_i64,
+    has_avx512,
+    inlined,
+    load_f32,
+    maximum,
+    mul,
+    put_f32,
+    splat,
+    store_bf16,
+    store_f32,
+    sub,
+    sum16,
+    tile,
+    transpose16,
+)
+
+# Argument table: one line a slot.
+OUT, OUT_STRIDE = 0, 8  # f32 (n, n_rows); bytes between tokens
+X, X_STRIDE = 16, 24  # f32 (n, K)
+N_TOKENS, K, PADDED_K = 32, 40, 48  # K up to a multiple of 32
+ROW_INDEX = 56  # int32 (n,): which rows of x; 0: all in order
+NORM, GAIN, NORM_BIAS, EPS = 64, 72, 80, 88  # 0 none, 1 rms, 2 layer; f32 (K,) or 0; f32
+PARTS, N_PARTS, N_ROWS = 96, 104, 112  # int64 (n_parts, 4): address, rows, bytes of a row, 0 type ta or 1 type tb
+BIAS = 120  # f32 (all stacked rows,) or 0
+PANELS = 128  # packed activations
+SCRATCH, SCRATCH_STRIDE = 136, 144  # per thread
+TOKENS, POSITIONS, POSITION_ROWS = 152, 160, 168  # embed only
+THEN = 176  # what happens to a sum: one of the next line
+N_SLOTS = 23
+
+SET, ADD, GELU, RELU, SILU_GATE = range(5)
+NONE, RMS, LAYER = range(3)
+VECTORS = 4 if has_avx512() else 1  # of a panel: what the registers hold beside ROWS_AT_ONCE rows
+PANEL = VECTORS * LANES  # tokens
+PANEL_STEP = PANEL * 4
+ROWS_AT_ONCE = 6
+ROWS = 48  # of a chunk: a multiple of 6 and of 16
+K_AT_ONCE = 512  # of a panel held in L2
+
+
+@inlined
+def plain_value(t, address):
+    """One value of a plain type: the end of a row that is no multiple of sixteen."""
+    if t == 0:
+        return get_f32(address)
+    if t == 1:
+        return get_f16(address)
+    return get_bf16(address)
+
+
+@inlined
+def dot(t, w, x, n):
+    """Row of type t at w times f32 x, n values."""
+    even, odd = splat(0.0), splat(0.0)
+    for _ in range(n // block_elements(t)):
+        for j in range(0, block_elements(t) // 16, 2):
+            even = fma(decode16(t, w, j), load_f32(x), even)
+            if block_elements(t) > 16:
+                odd = fma(decode16(t, w, j + 1), load_f32(x + 64), odd)
+            x += min(block_elements(t), 32) * 4
+        w += block_bytes(t)
+    y = sum16(add(even, odd))
+    if block_elements(t) == 16:
+        for i in range(n % 16):
+            y += plain_value(t, w + i * (block_bytes(t) // 16)) * get_f32(x + 4 * i)
+    return y
+
+
+@inlined
+def decode_row(t, w, out, n):
+    """Row of type t at w to f32 at out, n values."""
+    for _ in range(n // block_elements(t)):
+        for j in range(block_elements(t) // 16):
+            store_f32(out + 64 * j, decode16(t, w, j))
+        w += block_bytes(t)
+        out += 4 * block_elements(t)
+    if block_elements(t) == 16:
+        for i in range(n % 16):
+            put_f32(out + 4 * i, plain_value(t, w + i * (block_bytes(t) // 16)))
+
+
+@inlined
+def decode_row_bf16(t, w, out, n):
+    """Row of type t at w to bf16 at out; n is a multiple of sixteen."""
+    for _ in range(n // block_elements(t)):
+        for j in range(block_elements(t) // 16):
+            store_bf16(out + 32 * j, decode16(t, w, j))
+        w += block_bytes(t)
+        out += 2 * block_elements(t)
+
+
+@njit(**JIT)
+def normalise(out, x, n, args):
+    """The norm of one row of n values (or a copy), f32, as slots NORM to EPS say."""
+    kind, gain, bias = get_i64(args + NORM), get_i64(args + GAIN), get_i64(args + NORM_BIAS)
+    whole = n // 16 * 16
+    mean, scale = 0.0, 1.0
+    if kind == LAYER:
+        total = splat(0.0)
+        for i in range(0, whole, 16):
+            total = add(total, load_f32(x + 4 * i))
+        mean = sum16(total)
+        for i in range(whole, n):
+            mean += get_f32(x + 4 * i)
+        mean /= n
+    if kind != NONE:
+        total = splat(0.0)
+        for i in range(0, whole, 16):
+            d = sub(load_f32(x + 4 * i), splat(mean))
+            total = fma(d, d, total)
+        square = sum16(total)
+        for i in range(whole, n):
+            square += (get_f32(x + 4 * i) - mean) ** 2
+        scale = 1.0 / (square / n + get_f32(args + EPS)) ** 0.5
+    for i in range(0, whole, 16):
+        y = mul(sub(load_f32(x + 4 * i), splat(mean)), splat(scale))
+        if gain != 0:
+            y = mul(y, load_f32(gain + 4 * i))
+        if bias != 0:
+            y = add(y, load_f32(bias + 4 * i))
+        store_f32(out + 4 * i, y)
+    for i in range(whole, n):
+        y1 = (get_f32(x + 4 * i) - mean) * scale
+        if gain != 0:
+            y1 *= get_f32(gain + 4 * i)
+        if bias != 0:
+            y1 += get_f32(bias + 4 * i)
+        put_f32(out + 4 * i, y1)
+
+
+@inlined
+def silu16(x):
+    return div(x, add(splat(1.0), exp(sub(splat(0.0), x))))
+
+
+@inlined
+def gelu16(x):
+    """x / 2 (1 + tanh(u)) = x / (1 + e**(-2 u)), u = sqrt(2 / pi) (x + 0.044715 x**3)."""
+    u = mul(mul(splat(-1.5957691216057308), x), fma(mul(splat(0.044715), x), x, splat(1.0)))
+    return div(x, add(splat(1.0), exp(u)))
+
+
+@inlined
+def activate16(act, x):
+    if act == GELU:
+        return gelu16(x)
+    if act == RELU:
+        return maximum(x, splat(0.0))
+    return x
+
+
+# --- one token ---
+
+
+@njit(**JIT)
+def matvec(ta, tb, tc, args, team, tid):
+    """out = W norm(x) + b for one token, then what slot THEN says; rows in chunks, in any order."""
+    then = get_i64(args + THEN)
+    n, n_rows, n_parts = get_i64(args + K), get_i64(args + N_ROWS), get_i64(args + N_PARTS)
+    out, bias, parts = get_i64(args + OUT), get_i64(args + BIAS), get_i64(args + PARTS)
+    x = get_i64(args + X)
+    if get_i64(args + ROW_INDEX) != 0:
+        x += get_i32(get_i64(args + ROW_INDEX)) * get_i64(args + X_STRIDE)
+    h = get_i64(args + SCRATCH) + tid * get_i64(args + SCRATCH_STRIDE)
+    normalise(h, x, n, args)
+    # About 12 KiB of weights a chunk and a multiple of 16 rows: many enough to keep threads level.
+    step = (12288 // get_i64(parts + 16) + 16) // 16 * 16
+    n_chunks = (n_rows + step - 1) // step
+    sums = h + get_i64(args + PADDED_K) * 4
+    chunk = take(team)
+    while chunk < n_chunks:
+        lo = chunk * step
+        hi = min(lo + step, n_rows)
+        first = 0  # stacked row at which the part begins
+        for p in range(n_parts):
+            part = parts + 32 * p
+            width = get_i64(part + 16)
+            if then == SILU_GATE:
+                first = 0  # gate and up lie side by side: row i of each makes value i
+            begin, end = max(lo, first), min(hi, first + get_i64(part + 8))
+            w = get_i64(part) + (begin - first) * width
+            to = sums + 4 * (begin - lo) + (4 * step * p if then == SILU_GATE else 0)
+            if get_i64(part + 24) == 0:
+                for i in range(end - begin):
+                    put_f32(to + 4 * i, dot(ta, w + i * width, h, n))
+            elif ta != tb:
+                for i in range(end - begin):
+                    put_f32(to + 4 * i, dot(tb, w + i * width, h, n))
+            first += get_i64(part + 8)
+        finish(then, out + 4 * lo, sums, sums + 4 * step, bias + 4 * lo if bias != 0 else 0, hi - lo)
+        chunk = take(team)
+
+
+@inlined
+def finish(then, out, sums, ups, bias, n):
+    """Bias and activation for n neighbouring values of one token, then store or add."""
+    for i in range(0, n, 16):
+        m = min(n - i, 16)
+        if m < 16:  # to a whole vector: what lies behind is never stored
+            for j in range(m, 16):
+                put_f32(sums + 4 * (i + j), 0.0)
+                if then == SILU_GATE:
+                    put_f32(ups + 4 * (i + j), 0.0)
+        y = load_f32(sums + 4 * i)
+        if bias != 0:
+            if m == 16:
+                y = add(y, load_f32(bias + 4 * i))
+            else:
+                for j in range(m):
+                    put_f32(sums + 4 * (i + j), get_f32(sums + 4 * (i + j)) + get_f32(bias + 4 * (i + j)))
+                y = load_f32(sums + 4 * i)
+        if then == SILU_GATE:
+            y = mul(silu16(y), load_f32(ups + 4 * i))
+        else:
+            y = activate16(then, y)
+        if m == 16:
+            store_f32(out + 4 * i, add(y, load_f32(out + 4 * i)) if then == ADD else y)
+        else:
+            store_f32(sums + 4 * i, y)
+            for j in range(m):
+                y1 = get_f32(sums + 4 * (i + j))
+                put_f32(out + 4 * (i + j), get_f32(out + 4 * (i + j)) + y1 if then == ADD else y1)
+
+
+# --- many tokens ---
+
+
+@njit(**JIT)
+def pack(ta, tb, tc, args, team, tid):
+    """Normalise tokens and lay them out as panels, sixteen tokens at a time; tc 1: rounded to bf16 pairs."""
+    n_tokens, n, padded = get_i64(args + N_TOKENS), get_i64(args + K), get_i64(args + PADDED_K)
+    x, stride, index = get_i64(args + X), get_i64(args + X_STRIDE), get_i64(args + ROW_INDEX)
+    rows = get_i64(args + SCRATCH) + tid * get_i64(args + SCRATCH_STRIDE)  # f32 (16, padded)
+    depth = padded // (2 if tc == 1 else 1)  # rows of a panel
+    n_groups = (n_tokens + 15) // 16
+    group = take(team)
+    while group < n_groups:
+        for i in range(16):
+            token, row = 16 * group + i, rows + i * padded * 4
+            used = 0
+            if token < n_tokens:
+                used = n
+                if index != 0:
+                    token = get_i32(index + 4 * token)
+                normalise(row, x + token * stride, n, args)
+            for k in range(used, padded):
+                put_f32(row + 4 * k, 0.0)
+            if tc == 1:
+                for k in range(0, padded, 16):  # in place: two bytes are written where four were read
+                    store_bf16(row + 2 * k, load_f32(row + 4 * k))
+        panel = get_i64(args + PANELS) + (group // VECTORS) * depth * PANEL_STEP + (group % VECTORS) * 64
+        for k in range(0, depth, 16):
+            transpose16(rows + 4 * k, padded * 4, panel + k * PANEL_STEP, PANEL_STEP)
+        group = take(team)
+
+
+@inlined
+def tiles(pairs, n_vectors, a, row_step, n_rows, panel, n_k, c, fresh):
+    """Rows of one chunk times one piece of a panel."""
+    whole = n_rows // ROWS_AT_ONCE * ROWS_AT_ONCE
+    for r in range(0, whole, ROWS_AT_ONCE):
+        tile(
+            pairs,
+            6,
+            n_vectors,
+            a + r * row_step,
+            row_step,
+            4,
+            panel,
+            PANEL_STEP,
+            n_k,
+            c + r * PANEL_STEP,
+            PANEL_STEP,
+            fresh,
+        )
+    for r in range(whole, n_rows):
+        tile(
+            pairs,
+            1,
+            n_vectors,
+            a + r * row_step,
+            row_step,
+            4,
+            panel,
+            PANEL_STEP,
+            n_k,
+            c + r * PANEL_STEP,
+            PANEL_STEP,
+            fresh,
+        )
+
+
+@inlined
+def product(pairs, a, row_step, n_rows, panel, depth, n_tokens, c):
+    """c (n_rows, PANEL) = rows times a whole panel of which n_tokens lanes are used."""
+    for k in range(0, depth, K_AT_ONCE):
+        here, left, size = panel + k * PANEL_STEP, a + 4 * k, min(depth - k, K_AT_ONCE)
+        fresh = 1 if k == 0 else 0
+        if VECTORS == 1 or n_tokens <= 16:
+            tiles(pairs, 1, left, row_step, n_rows, here, size, c, fresh)
+        elif n_tokens <= 32:
+            tiles(pairs, 2, left, row_step, n_rows, here, size, c, fresh)
+        else:
+            tiles(pairs, 4, left, row_step, n_rows, here, size, c, fresh)
+
+
+@inlined
+def rows_as_f32(t, w, width, n_rows, n, padded, out):
+    """Address and step of the rows as f32: where they lie, or decoded to `out`."""
+    if t == 0:
+        return w, width
+    for r in range(n_rows):
+        decode_row(t, w + r * width, out + r * padded * 4, n)
+    return out, padded * 4
+
+
+@inlined
+def rows_as_bf16(t, w, width, n_rows, n, padded, out):
+    """The same for bf16; n is even for bf16 rows and a multiple of 32 for others."""
+    if t == 30:
+        return w, width
+    for r in range(n_rows):
+        decode_row_bf16(t, w + r * width, out + r * padded * 2, n)
+    return out, padded * 2
+
+
+@inlined
+def turn_back(then, sums, n_rows, row, n_tokens, token, bias, args, square):
+    """sums (n_rows, PANEL) to out (token, row): sixteen by sixteen through `square`, with bias."""
+    stride = get_i64(args + OUT_STRIDE)
+    out = get_i64(args + OUT)
+    for r in range(0, n_rows, 16):
+        m = min(n_rows - r, 16)
+        if bias != 0:
+            for i in range(m):
+                b = splat(get_f32(bias + 4 * (row + r + i)))
+                for v in range(VECTORS):
+                    at = sums + (r + i) * PANEL_STEP + 64 * v
+                    store_f32(at, add(load_f32(at), b))
+        if then == GELU or then == RELU:
+            for i in range(m):
+                for v in range(VECTORS):
+                    at = sums + (r + i) * PANEL_STEP + 64 * v
+                    store_f32(at, activate16(then, load_f32(at)))
+        for t in range(0, n_tokens, 16):
+            transpose16(sums + r * PANEL_STEP + 4 * t, PANEL_STEP, square, 64)
+            for i in range(min(n_tokens - t, 16)):
+                to = out + (token + t + i) * stride + 4 * (row + r)
+                if m == 16:
+                    y = load_f32(square + 64 * i)
+                    store_f32(to, add(y, load_f32(to)) if then == ADD else y)
+                else:
+                    for j in range(m):
+                        y1 = get_f32(square + 64 * i + 4 * j)
+                        put_f32(to + 4 * j, get_f32(to + 4 * j) + y1 if then == ADD else y1)
+
+
+@inlined
+def ready_rows(pairs, ta, tb, part, lo, n_rows, args, decoded):
+    """Rows lo .. lo + n_rows of a part, ready for `product`: address and step."""
+    w, width = get_i64(part) + lo * get_i64(part + 16), get_i64(part + 16)
+    n, padded = get_i64(args + K), get_i64(args + PADDED_K)
+    if ta != tb and get_i64(part + 24) != 0:
+        if pairs:
+            return rows_as_bf16(tb, w, width, n_rows, n, padded, decoded)
+        return rows_as_f32(tb, w, width, n_rows, n, padded, decoded)
+    if pairs:
+        return rows_as_bf16(ta, w, width, n_rows, n, padded, decoded)
+    return rows_as_f32(ta, w, width, n_rows, n, padded, decoded)
+
+
+@inlined
+def matmat_chunk(pairs, ta, tb, then, part, lo, n_rows, first, args, scratch):
+    """Rows lo .. of one part for every token; `first` is the part's first stacked row."""
+    n_tokens, padded = get_i64(args + N_TOKENS), get_i64(args + PADDED_K)
+    panel_bytes = padded // (2 if pairs else 1) * PANEL_STEP
+    depth = get_i64(args + K) // (2 if pairs else 1)  # not `padded`: behind a row in the file lies another
+    square = scratch
+    sums = square + 1024
+    ups = sums + ROWS * PANEL_STEP
+    decoded = ups + ROWS * PANEL_STEP
+    a, a_step = ready_rows(pairs, ta, tb, part, lo, n_rows, args, decoded)
+    b, b_step = a, a_step
+    if then == SILU_GATE:
+        b, b_step = ready_rows(pairs, ta, tb, part + 32, lo, n_rows, args, decoded + ROWS * padded * 4)
+    for p in range((n_tokens + PANEL - 1) // PANEL):
+        panel = get_i64(args + PANELS) + p * panel_bytes
+        used = min(n_tokens - p * PANEL, PANEL)
+        product(pairs, a, a_step, n_rows, panel, depth, used, sums)
+        if then == SILU_GATE:
+            product(pairs, b, b_step, n_rows, panel, depth, used, ups)
+            for at in range(0, n_rows * PANEL_STEP, 64):
+                store_f32(sums + at, mul(silu16(load_f32(sums + at)), load_f32(ups + at)))
+        turn_back(then, sums, n_rows, first + lo, used, p * PANEL, get_i64(args + BIAS), args, square)
+
+
+@inlined
+def matmat_parts(pairs, ta, tb, then, args, team, tid):
+    """Chunks of ROWS rows, each inside one part."""
+    parts, n_parts = get_i64(args + PARTS), get_i64(args + N_PARTS)
+    scratch = get_i64(args + SCRATCH) + tid * get_i64(args + SCRATCH_STRIDE)
+    if then == SILU_GATE:
+        n_parts = 1  # up is taken along with gate
+    chunk, found = take(team), True
+    while found:
+        first, begin, found = 0, 0, False  # stacked row and chunk at which the part begins
+        for p in range(n_parts):
+            part = parts + 32 * p
+            n_rows = get_i64(part + 8)
+            lo = (chunk - begin) * ROWS
+            if 0 <= lo < n_rows:
+                matmat_chunk(pairs, ta, tb, then, part, lo, min(ROWS, n_rows - lo), first, args, scratch)
+                found = True
+            first += n_rows
+            begin += (n_rows + ROWS - 1) // ROWS
+        chunk = take(team)
+
+
+@njit(**JIT)
+def matmat(ta, tb, tc, args, team, tid):
+    """out = W x + b for packed tokens, activations f32."""
+    matmat_parts(0, ta, tb, get_i64(args + THEN), args, team, tid)
+
+
+@njit(**JIT)
+def matmat_bf16(ta, tb, tc, args, team, tid):
+    """out = W x + b for packed tokens, activations and decoded weights bf16, sums f32."""
+    matmat_parts(1, ta, tb, get_i64(args + THEN), args, team, tid)
+
+
+def scratch_bytes(padded_k: int) -> int:
+    """Bytes of scratch a thread needs: the larger of pack's rows and matmat's sums and decoded chunks."""
+    return max(16 * padded_k * 4, 1024 + 2 * ROWS * PANEL_STEP + 2 * ROWS * padded_k * 4, padded_k * 4 + 4 * 65536)
+
+
+# --- tokens ---
+
+
+@njit(**JIT)
+def embed(ta, tb, tc, args, team, tid):
+    """out (n, K) = rows of the embedding, decoded, plus the position's row where there is one."""
+    n, part = get_i64(args + K), get_i64(args + PARTS)
+    tokens, positions, table = get_i64(args + TOKENS), get_i64(args + POSITIONS), get_i64(args + POSITION_ROWS)
+    i = take(team)
+    while i < get_i64(args + N_TOKENS):
+        out = get_i64(args + OUT) + i * get_i64(args + OUT_STRIDE)
+        decode_row(ta, get_i64(part) + get_i32(tokens + 4 * i) * get_i64(part + 16), out, n)
+        if table != 0:
+            row = table + get_i32(positions + 4 * i) * n * 4
+            for k in range(n):
+                put_f32(out + 4 * k, get_f32(out + 4 * k) + get_f32(row + 4 * k))
+        i = take(team)
+
+
+@njit(**JIT)
+def norm_rows(ta, tb, tc, args, team, tid):
+    """out (n, K) = norm(x); out may be x."""
+    i = take(team)
+    while i < get_i64(args + N_TOKENS):
+        x = get_i64(args + X) + i * get_i64(args + X_STRIDE)
+        normalise(get_i64(args + OUT) + i * get_i64(args + OUT_STRIDE), x, get_i64(args + K), args)
+        i = take(team)

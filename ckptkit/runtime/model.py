@@ -1,0 +1,252 @@
+"""A model that runs: one forward for prompts, single tokens and batches, with the kernel module it is given.
+
+Nothing in `forward` depends on values that change from token to token: ids, positions, sequences and the rows whose logits are
+wanted are read from small int32 buffers of the batch. So one token's steps are captured once per cache and then replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from types import ModuleType, TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..arch import ARCHS
+from ..checkpoint import Checkpoint
+from ..errors import UnsupportedError
+from . import rope
+from .kv_cache import KVCache, cache_bytes, kv_dtype
+from .weights import LoadReport, Weights, load_weights
+
+MAX_TOKENS = 512  # of one pass; longer prompts go through in pieces
+Ints = npt.NDArray[np.int32]
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass
+class Batch:
+    """n tokens of any sequences: buffers that kernels read, and scratch rows of that many tokens.
+
+    `rows` (m,) are the tokens whose logits are wanted.
+    """
+
+    work: Any
+    tokens: Any  # int32 (n,)
+    pos: Any  # int32 (n,): position in its sequence
+    seq: Any  # int32 (n,): which sequence of the cache
+    rows: Any  # int32 (m,)
+    x: Any  # (n, n_embd)
+    qkv: Any  # (n, q + 2 kv)
+    heads: Any  # (n, q)
+    h: Any  # (n, n_ff)
+    logits: Any  # (m, vocab_size)
+
+
+def forward(m: Model, cache: KVCache, b: Batch, head: Any) -> None:
+    """Run the batch's tokens through the model: extends what `cache` holds, leaves b.logits (m, vocab_size)."""
+    k, w, pairing = m.kernels, m.weights, m.config.rope_pairing
+    k.embed(b.x, w.token_embd, w.position_embd, b)  # (n, n_embd)
+    if w.embd_norm is not None:
+        k.norm(b.x, b.x, w.embd_norm, b)
+    for i, block in enumerate(w.blocks):
+        k.norm_linear(b.qkv, b.x, block.attn_norm, block.qkv, b)  # (n, q + 2 kv)
+        k.attention(b.heads, b.qkv, m.rope_table, pairing, cache.k[i], cache.v[i], b)  # (n, q)
+        k.linear_add(b.x, b.heads, block.attn_output, b)
+        k.norm_ffn(b.h, b.x, block.ffn_norm, block.ffn, m.arch.act, b)  # (n, n_ff)
+        k.linear_add(b.x, b.h, block.ffn_down, b)
+    if len(b.rows):
+        k.norm_linear(b.logits, b.x, w.output_norm, head, b, b.rows)  # (m, vocab_size)
+
+
+class Model:
+    """A loaded checkpoint on a device. A context manager; `close` ends its threads and lets the file go."""
+
+    def __init__(
+        self,
+        ck: Checkpoint,
+        kernels: ModuleType,
+        device: str,
+        precision: str,
+        threads: int,
+        context: int,
+        type_k: str,
+        type_v: str,
+        message: Callable[[str], None] | None,
+    ) -> None:
+        self.checkpoint, self.config, self.arch, self.tokenizer = ck, ck.config, ARCHS[ck.config.arch], ck.tokenizer
+        self.kernels, self.device, self.precision, self.threads = kernels, device, precision, threads
+        self.context, self.type_k, self.type_v = context, type_k, type_v
+        c = self.config
+        self.load_report = LoadReport(threads=threads, precision=precision)
+        self.weights: Weights = load_weights(ck, kernels, self.load_report)
+        table = rope.table(ck, context)
+        self.rope_table = None if table is None else kernels.upload(table)
+        self.work = kernels.workspace(
+            threads=threads,
+            fast=precision == "fast",
+            max_tokens=MAX_TOKENS,
+            widest=max(c.n_embd, c.n_ff, c.n_head * c.head_dim),
+            head_dim=c.head_dim,
+            n_head=c.n_head,
+            n_kv_head=c.n_kv_head,
+            context=context,
+            message=message,
+        )
+        self._batches: dict[tuple[int, int], Batch] = {}
+        self._heads: dict[int, Any] = {0: self.weights.output}
+        self._closed = False
+        kernels.describe(self.work, self.load_report)
+
+    def new_cache(self, n_seq: int = 1, context: int | None = None) -> KVCache:
+        """An empty cache for `n_seq` sequences of up to `context` tokens (the model's, by default)."""
+        c = self.config
+        context = self.context if context is None else context
+        if not 1 <= context <= self.context:
+            raise UnsupportedError(
+                "the cache's context is out of range", expected=f"1 to {self.context:,}", got=context
+            )
+        sizes = (c.n_layer, n_seq, c.n_kv_head, context, c.head_dim)
+        self.kernels.check_fits(
+            cache_bytes(*sizes, self.type_k, self.type_v), f"cache for {n_seq} x {context:,} tokens"
+        )
+        return KVCache(self.kernels, *sizes, self.type_k, self.type_v)
+
+    def forward(
+        self, ids: Sequence[int] | npt.NDArray[Any], cache: KVCache | None = None, logits: str = "all", head: int = 0
+    ) -> Floats:
+        """Logits after each of `ids`, (n, vocab_size), or with logits="last" (vocab_size,) after the last.
+
+        The ids follow what `cache` holds and are added to it; without one they stand alone. `head` is the prediction
+        head (0 predicts the next token, j the one j further on).
+        """
+        ids = np.asarray(ids, np.int64)
+        if cache is None:
+            cache = self.new_cache(1, max(min(len(ids), self.context), 1))
+        n, start = len(ids), int(cache.length[0])
+        positions = np.arange(start, start + n)
+        rows = np.arange(n) if logits == "all" else np.array([n - 1])
+        out = self.forward_batch(ids, positions, np.zeros(n, np.int64), cache, rows, head)
+        return out if logits == "all" else out[0]
+
+    def forward_batch(
+        self,
+        tokens: Sequence[int] | npt.NDArray[Any],
+        pos: Sequence[int] | npt.NDArray[Any],
+        seq: Sequence[int] | npt.NDArray[Any],
+        cache: KVCache,
+        rows: Sequence[int] | npt.NDArray[Any],
+        head: int = 0,
+    ) -> Floats:
+        """Logits (len(rows), vocab_size) of token indices `rows` (ascending), for tokens of any sequences of the cache.
+
+        Token i goes to position pos[i] of sequence seq[i]; a sequence's tokens come in the order of their positions.
+        """
+        tokens, pos, seq, rows = (np.asarray(a, np.int64) for a in (tokens, pos, seq, rows))
+        self._check(tokens, pos, seq, cache)
+        out = np.empty((len(rows), self.config.vocab_size), np.float32)
+        done = 0
+        for lo in range(0, len(tokens), MAX_TOKENS):
+            hi = min(lo + MAX_TOKENS, len(tokens))
+            here = rows[(rows >= lo) & (rows < hi)] - lo
+            b = self._batch(hi - lo, len(here))
+            k = self.kernels
+            k.write(b.tokens, tokens[lo:hi])
+            k.write(b.pos, pos[lo:hi])
+            k.write(b.seq, seq[lo:hi])
+            k.write(b.rows, here)
+            self._run(b, cache, head)
+            out[done : done + len(here)] = k.download(b.logits)
+            done += len(here)
+        for s in np.unique(seq):
+            cache.length[s] = max(int(cache.length[s]), int(pos[seq == s].max()) + 1)
+        return out
+
+    def _run(self, b: Batch, cache: KVCache, head: int) -> None:
+        key = (len(b.x), len(b.rows), head)
+        graph = cache.graphs.get(key)
+        if graph is None:
+            graph = self.kernels.capture(lambda: forward(self, cache, b, self._head(head)), self.work)
+            if len(b.x) == 1:
+                cache.graphs[key] = graph
+        self.kernels.replay(graph, self.work)
+
+    def _check(self, tokens: Any, pos: Any, seq: Any, cache: KVCache) -> None:
+        if self._closed:
+            raise UnsupportedError("the model is closed")
+        if not len(tokens):
+            raise UnsupportedError(
+                "there are no tokens to run", hint="an empty prompt needs at least one token, such as BOS"
+            )
+        low, high = int(tokens.min()), int(tokens.max())
+        if low < 0 or high >= self.config.vocab_size:
+            raise UnsupportedError(
+                "a token id is not in the vocabulary",
+                expected=f"0 to {self.config.vocab_size - 1:,}",
+                got=low if low < 0 else high,
+            )
+        for s in np.unique(seq):
+            here = pos[seq == s]
+            cache.require(int(s), int(here.max()))
+            cache.require(int(s), int(here.min()))
+
+    def _batch(self, n: int, m: int) -> Batch:
+        """Buffers for n tokens of which m rows give logits; the ones for single tokens are kept."""
+        if (n, m) in self._batches:
+            return self._batches[n, m]
+        k, c = self.kernels, self.config
+        q, kv = c.n_head * c.head_dim, c.n_kv_head * c.head_dim
+        f32 = np.float32
+        b = Batch(
+            self.work,
+            *(k.empty((size,), np.int32) for size in (n, n, n, m)),
+            k.empty((n, c.n_embd), f32),
+            k.empty((n, q + 2 * kv), f32),
+            k.empty((n, q), f32),
+            k.empty((n, c.n_ff), f32),
+            k.empty((m, c.vocab_size), f32),
+        )
+        if n == 1:
+            self._batches[n, m] = b
+        return b
+
+    def _head(self, j: int) -> Any:
+        if j not in self._heads:
+            t = self.checkpoint.tensors.get(f"mtp.{j}.weight")
+            if t is None:
+                raise UnsupportedError(
+                    "the model has no such prediction head", expected=f"0 to {self.config.n_mtp_head - 1}", got=j
+                )
+            self._heads[j] = self.kernels.place([t], None)
+        return self._heads[j]
+
+    def mtp_logits(self, ids: Sequence[int] | npt.NDArray[Any], head: int) -> Floats:
+        """Logits (n, vocab_size) of extra prediction head `head`: row t scores token t + 1 + head."""
+        return self.forward(ids, head=head)
+
+    def decode(self, cache: KVCache, token: int, sampler: Any, history: list[int]) -> Iterator[int]:
+        """After the prompt is in the cache: feed `token`, yield what `sampler.pick(logits, history)` takes, and so on."""
+        while True:
+            token = int(sampler.pick(self.forward([token], cache, logits="last"), history))
+            yield token
+
+    def close(self) -> None:
+        """End the threads, free the device, close the file."""
+        if not self._closed:
+            self._closed = True
+            self.work.close()
+            self.checkpoint.close()
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def check_kv_types(type_k: str, type_v: str) -> None:
+    """Refuse cache types that there are none of."""
+    for name in (type_k, type_v):
+        kv_dtype(name)
