@@ -154,6 +154,15 @@ def test_decoding_is_that_of_the_gguf_package(type):
         np.testing.assert_array_equal(decode_rows(rows, type).view(np.uint32), expected.view(np.uint32))
 
 
+@pytest.mark.parametrize("type", [*HALVES, *BLOCK_TYPES], ids=lambda t: t.name)
+def test_decoding_any_bytes_is_that_of_the_gguf_package(type):
+    rows = np.random.default_rng(int(type)).integers(0, 256, (40, 3 * BLOCKS[type].nbytes), np.uint8)
+    with np.errstate(all="ignore"):
+        np.testing.assert_array_equal(
+            decode_rows(rows, type), gguf.quants.dequantize(rows, gguf.GGMLQuantizationType(type))
+        )
+
+
 def test_a_type_that_nobody_decodes_is_refused():
     with pytest.raises(UnsupportedError, match="Q8_K cannot be decoded"):
         decode_rows(np.zeros((1, 292), np.uint8), QType.Q8_K)

@@ -1,15 +1,15 @@
 """Types of stored values changed row by row: float32 to any type that can be written, any type to float32.
 
-Halves, 32-element blocks and K-quants are encoded by our own kernels, bit-identical with the reference quantisers of
-ggml; plain types are decoded through numpy, blocks by the `gguf` package. A tensor is changed lazily, chunk by chunk,
-on every core; values that the new type cannot hold are found on the way, and errors measured.
+Halves, 32-element blocks and K-quants go through our own kernels, bit-identical with the reference quantisers of ggml;
+the other plain types through numpy, and the rarer block types are decoded by the `gguf` package. A tensor is changed
+lazily, chunk by chunk, on every core; values that the new type cannot hold are found on the way, and errors measured.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from functools import cache
 from math import sqrt
@@ -91,8 +91,8 @@ def decode_rows(rows: Bytes, type: QType) -> Floats:
     """Decode uint8 (n, row bytes) to float32 (n, elements), in a buffer of its own unless the type is F32."""
     if type == QType.F32:
         return rows.view(np.float32)
-    if type == QType.BF16:
-        return (rows.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    if type in KERNEL_TYPES:
+        return _decode_by_kernel(rows, type)
     if type in NUMPY:
         with np.errstate(over="ignore"):  # a float64 that is too large becomes an infinity, which is looked for
             return rows.view(NUMPY[type]).astype(np.float32)
@@ -104,6 +104,23 @@ def decode_rows(rows: Bytes, type: QType) -> Floats:
     except (NotImplementedError, ValueError) as e:
         raise UnsupportedError(f"{type.name} cannot be decoded", hint="re-export the model in another type") from e
     return decoded
+
+
+def _decode_by_kernel(rows: Bytes, type: QType) -> Floats:
+    from .decode_kernels import kernel
+    from .encode_kernels import unit
+
+    rows = np.ascontiguousarray(rows)
+    block, elements = BLOCKS[type], unit(type)
+    out = np.empty((len(rows), rows.shape[1] // block.nbytes * block.elements), np.float32)
+    whole, rest = divmod(out.size, elements)
+    kernel(type)(rows.ctypes.data, out.ctypes.data, whole)
+    if rest:  # of a plain type
+        last, decoded = np.zeros(elements * block.nbytes, np.uint8), np.empty(elements, np.float32)
+        last[: rest * block.nbytes] = rows.reshape(-1)[-rest * block.nbytes :]
+        kernel(type)(last.ctypes.data, decoded.ctypes.data, 1)
+        out.reshape(-1)[-rest:] = decoded[:rest]
+    return out
 
 
 def encode(
@@ -250,9 +267,15 @@ def _spread(task: Callable[[int], Any], pieces: Iterable[int]) -> None:
     if len(pieces) < 2 or threads() < 2:
         for p in pieces:
             task(p)
-    else:
-        for _ in _pool(threads()).map(task, pieces):
-            pass
+        return
+    jobs = [_pool(threads()).submit(task, p) for p in pieces]
+    try:
+        for job in jobs:
+            job.result()
+    finally:  # after an error nothing may still be reading the file
+        for job in jobs:
+            job.cancel()
+        wait(jobs)
 
 
 def threads() -> int:

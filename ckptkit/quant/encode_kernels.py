@@ -20,10 +20,9 @@ import ctypes
 from collections.abc import Callable
 from functools import cache, reduce
 
-import llvmlite.binding as llvm
 from llvmlite import ir
 
-from .encode_kernels_lanes import F32, I8, I16, I32, I64, Lanes, N, address, from_half, load, loop, record, store
+from .lanes import F32, I8, I16, I32, I64, Lanes, N, address, compiled, from_half, load, loop, record, store
 from .types import BLOCKS, QType
 
 
@@ -161,18 +160,3 @@ def kernel(type: QType) -> Callable[[int, int, int, int], int]:
     call = prototype(engine.get_function_address("encode"))
     call.engine = engine  # the code lives as long as its engine
     return call
-
-
-def compiled(module: ir.Module) -> llvm.ExecutionEngine:
-    """A module as machine code for this processor."""
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    target = llvm.Target.from_default_triple()
-    machine = target.create_target_machine(
-        cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=3
-    )
-    parsed = llvm.parse_assembly(str(module))
-    parsed.verify()
-    engine = llvm.create_mcjit_compiler(parsed, machine)
-    engine.finalize_object()
-    return engine

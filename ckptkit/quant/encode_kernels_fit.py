@@ -9,7 +9,7 @@ make_q3_quants); a different order would give other bits.
 # mypy: ignore-errors
 from __future__ import annotations
 
-from .encode_kernels_lanes import F32, I64, Cell, Column, Lanes, loop
+from .lanes import F32, I64, Cell, Column, Lanes, loop
 
 TINY = 1e-15  # a sub-block without a larger magnitude counts as zero
 

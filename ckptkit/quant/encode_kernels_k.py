@@ -21,8 +21,8 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from . import encode_kernels_fit as fit
-from . import encode_kernels_lanes as lanes
-from .encode_kernels_lanes import I64, Column, Lanes, N, address, load, load_one
+from . import lanes
+from .lanes import I64, Column, Lanes, N, address, load, load_one
 from .types import QType
 
 F = np.float32

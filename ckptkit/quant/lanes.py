@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import llvmlite.binding as llvm
 from llvmlite import ir
 
 N = 16
@@ -309,3 +310,18 @@ def record(errors, pairs):
     store(b, load(b, at, I32).at_least(worst).v, at)
     at = address(b, errors, 12 * N)
     store(b, (load(b, at, I32) + lost).v, at)
+
+
+def compiled(module: ir.Module) -> llvm.ExecutionEngine:
+    """A module as machine code for this processor."""
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    target = llvm.Target.from_default_triple()
+    machine = target.create_target_machine(
+        cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=3
+    )
+    parsed = llvm.parse_assembly(str(module))
+    parsed.verify()
+    engine = llvm.create_mcjit_compiler(parsed, machine)
+    engine.finalize_object()
+    return engine
