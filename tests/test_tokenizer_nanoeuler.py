@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -49,7 +50,7 @@ def original_words(data: bytes) -> list[bytes]:
 def original_merge(word: list[int], pairs: dict[tuple[int, int], int]) -> list[int]:
     """The original's bpe_encode_word: the lowest id, all its places from the left, again."""
     while True:
-        best = min((pairs[p] for p in zip(word, word[1:], strict=False) if p in pairs), default=None)
+        best = min((pairs[p] for p in pairwise(word) if p in pairs), default=None)
         if best is None:
             return word
         out, i = [], 0

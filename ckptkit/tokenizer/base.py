@@ -233,6 +233,12 @@ class Tokenizer(ABC):
         longest_first = lambda entry: -len(entry[0])  # noqa: E731
         return sorted(always, key=longest_first), sorted(parsed, key=longest_first)
 
+    @cached_property
+    def _first_bytes(self) -> re.Pattern[bytes]:
+        """What every special token begins with: without one of these a text holds none."""
+        first = {re.escape(text[:1]) for text, _ in self._specials[True]}
+        return re.compile(b"[" + b"".join(sorted(first)) + b"]")
+
     def special_text(self, id: int) -> bytes:
         """The text by which a special token is recognised."""
         return self.tokens[id]
@@ -240,7 +246,10 @@ class Tokenizer(ABC):
     def _partition(self, data: bytes, special: bool) -> Iterable[bytes | int]:
         """Cut special tokens out: longer ones first, wherever they stand, as llama.cpp does."""
         parts: list[bytes | int] = [data] if data else []
-        for text, i in self._specials[special]:
+        listed = self._specials[special]
+        if not listed or not self._first_bytes.search(data):
+            return parts
+        for text, i in listed:
             if text in data:
                 parts = [q for p in parts for q in (self._cut(p, text, i) if isinstance(p, bytes) else (p,))]
         return parts

@@ -215,7 +215,7 @@ class ByteBPE(Tokenizer):
                 return [whole]
         if self._lacking and not self._lacking.isdisjoint(text):
             return self._encode_lacking(word.encode())
-        if len(text) <= LONG or not self._in_order:
+        if len(text) <= LONG:
             return self._merged(text)
         return encode_blocks(
             len(text),
@@ -244,15 +244,6 @@ class ByteBPE(Tokenizer):
             text = to_text(self.token_bytes(a) + self.token_bytes(b))
             known = self._clean[a, b] = self._merged(text) == [a, b]
         return known
-
-    @cached_property
-    def _in_order(self) -> bool:
-        """Whether every merge comes after those that make its parts, so that long words can be cut."""
-        last: dict[str, int] = {}
-        pairs = self._merge_pairs()
-        for rank, (a, b) in enumerate(pairs):
-            last[a + b] = rank
-        return all(last.get(a, -1) < rank and last.get(b, -1) < rank for rank, (a, b) in enumerate(pairs))
 
 
 def byte_of(text: bytes) -> bytes:

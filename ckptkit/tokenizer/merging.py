@@ -1,8 +1,9 @@
 """Pair merging over ids, and merging of very long words in blocks.
 
-A word is merged by repeatedly joining the adjacent pair of lowest rank, the leftmost first. When each merge ranks after
-those that made its parts, a cut of an encoded word at a token boundary is clean exactly if the two tokens beside it,
-encoded together, stay those two tokens. So a long word is encoded in blocks that are joined where this holds.
+A word is merged by repeatedly joining the adjacent pair of lowest rank, the leftmost of equals. Where two neighbouring
+tokens, encoded together, stay those two tokens, the word can be cut between them: until something is joined across the
+cut, each side merges as it would alone, the order of steps on the two sides depends on nothing else, and whatever is
+joined across lies within these two tokens. So a long word is encoded in blocks, joined where this holds.
 """
 
 from __future__ import annotations
@@ -73,14 +74,6 @@ def _merge_heap(symbols: list[int], pairs: Pairs) -> list[int]:
             if left is not None:
                 heappush(queue, left[0] << 32 | h)
     return [s for s, g in zip(word, gone, strict=True) if not g]
-
-
-def in_order(pairs: Pairs) -> bool:
-    """Whether each merge ranks after every merge that can make one of its parts: what `encode_blocks` relies on."""
-    made: dict[int, int] = {}
-    for rank, new in pairs.values():
-        made[new] = max(rank, made.get(new, rank))
-    return all(made.get(a, -1) < rank and made.get(b, -1) < rank for (a, b), (rank, _) in pairs.items())
 
 
 def encode_blocks(

@@ -1,8 +1,8 @@
 """nanoeuler's tokenizer: ids 0..255 are bytes, id 256 + m is merge m of two earlier ids (nanoeuler_cuda.cu).
 
 Words: whitespace is space, newline, tab and return. A word takes one whitespace character before it along and ends
-after 4,096 bytes; whitespace before that, or at the end of the text, is a word of its own. Merging works on ids, because two
-merges may spell the same bytes. There are no special tokens.
+after 4,096 bytes; whitespace before that, or at the end of the text, is a word of its own. Merging works on ids,
+because two merges may spell the same bytes. There are no special tokens.
 """
 
 from __future__ import annotations
@@ -183,8 +183,8 @@ def gguf_vocabulary(tokenizer: NanoeulerBPE) -> GgufVocabulary:
     pairs = list(zip(tokenizer.left.tolist(), tokenizer.right.tolist(), strict=True))
     merges = dict.fromkeys(f"{spelled[a]} {spelled[b]}" for a, b in pairs)
     notes = [
-        f'llama.cpp cannot cut words as nanoeuler does: as "{GGUF_PRE}" it separates letters, digits and punctuation, so that '
-        "text may become other ids there, never other bytes"
+        f'llama.cpp cannot cut words as nanoeuler does: as "{GGUF_PRE}" it separates letters, digits and punctuation, '
+        "so that text may become other ids there, never other bytes"
     ]
     if renamed:
         notes.append(f"{len(renamed)} tokens spell the same as an earlier one and are renamed: {renamed[:8]}")

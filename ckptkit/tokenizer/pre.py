@@ -19,9 +19,16 @@ SPACES = r"\s+(?!\S)|\s+"
 GPT2 = rf"'s|'t|'re|'ve|'m|'ll|'d| ?\p{{L}}+| ?\p{{N}}+| ?[^\s\p{{L}}\p{{N}}]+|{SPACES}"
 
 
-def _words(digits: str, symbols: str = r" ?[^\s\p{L}\p{N}]+[\r\n]*", apostrophe: str = f"(?:{APOSTROPHE})|") -> str:
-    """The pattern of the GPT-4 family; its members differ in how many digits stay together."""
-    return rf"{apostrophe}[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}|{symbols}|\s*[\r\n]+|{SPACES}"
+def _words(
+    digits: str,
+    *,
+    first: str = f"(?:{APOSTROPHE})|",
+    letters: str = r"[^\r\n\p{L}\p{N}]?\p{L}+",
+    symbols: str = r" ?[^\s\p{L}\p{N}]+[\r\n]*",
+    newlines: str = r"\s*[\r\n]+",
+) -> str:
+    """The pattern of the GPT-4 family; its members differ in how many digits stay together, and in details."""
+    return f"{first}{letters}|{digits}|{symbols}|{newlines}|{SPACES}"
 
 
 def _cased(digits: str, apostrophe: str, mark: str = "", symbols: str = r" ?[^\s\p{L}\p{N}]+[\r\n/]*") -> str:
@@ -48,7 +55,9 @@ PATTERNS: Mapping[str, tuple[str, ...]] = {
     "llama3": (_words(r"\p{N}{1,3}"),),
     "qwen2": (_words(r"\p{N}"),),
     "qwen35": (
-        rf"(?:{APOSTROPHE})|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|{SPACES}",
+        _words(
+            r"\p{N}", letters=r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+", symbols=r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"
+        ),
     ),
     "jais2": (
         _words(r"\p{N}{1,3}").removesuffix(SPACES)
@@ -69,19 +78,24 @@ PATTERNS: Mapping[str, tuple[str, ...]] = {
     "gpt-4o": (_cased(r"\p{N}{1,3}", AFTER),),
     "granite": (_cased(r"\p{N}{1,3}", AFTER, r"\p{M}"),),
     "kimi-k2": (
-        rf"[\p{{han}}]+|[^\r\n\p{{L}}\p{{N}}]?\p{{L-han}}+{AFTER}|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|{SPACES}",
+        _words(r"\p{N}{1,3}", first=r"[\p{han}]+|", letters=r"[^\r\n\p{L}\p{N}]?\p{L-han}+" + AFTER),
     ),
     "chameleon": (
         "<sentinel:[0-9]+>", "IMGIMG[A-I]{1,4}Z", r"[\t\n]|    |  ", r"\p{N}", r"[\p{P}!-/:-@\[-`{-~]", GPT2,
     ),
     "bailingmoe": (
-        rf"'(?:[sSdDmMtT]|[lL][lL]|[vV][eE]|[rR][eE])|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]|{SPACES}",
+        _words(r"\p{N}", first=r"'(?:[sSdDmMtT]|[lL][lL]|[vV][eE]|[rR][eE])|", newlines=r"\s*[\r\n]"),
     ),
-    "seed-coder": (_words(r"\p{N}", r" ?[^\s\p{L}\p{N}\r\n]+"),),
-    "ufakzeka": (_words(r"\p{N}", apostrophe=""),),
+    "seed-coder": (_words(r"\p{N}", symbols=r" ?[^\s\p{L}\p{N}\r\n]+"),),
+    "ufakzeka": (_words(r"\p{N}", first=""),),
     "laguna": (r"\n+", _words(r"\p{N}")),
     "exaone-moe": (
-        rf"(?:{APOSTROPHE})|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}[\p{{L}}\p{{M}}]*(?: \p{{L}}[\p{{L}}\p{{M}}]*)*|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]?|\s*[\r\n]|{SPACES}",
+        _words(
+            r"\p{N}",
+            letters=r"[^\r\n\p{L}\p{N}]?\p{L}[\p{L}\p{M}]*(?: \p{L}[\p{L}\p{M}]*)*",
+            symbols=r" ?[^\s\p{L}\p{N}]+[\r\n/]?",
+            newlines=r"\s*[\r\n]",
+        ),
     ),
     "minicpm5": (r"\p{N}{1,3}", _words(r"\p{N}+")),
 }  # fmt: skip
@@ -96,13 +110,13 @@ SETS: Mapping[str, str] = {
     "marks": "2014 2018-2019 201c-201d 2026 3001-303f fe30-fe4f ff01 ff0c ff1a-ff1b",
     "bopomofo": "3105-312f",
     "han": "3400-4dbf 4e00-9fff f900-faff 20000-2a6df 2a700-2ebef 2f800-2fa1f",
-    "latin": "b5 c0-d6 d8-f6 f8-1ba 1bc-1bf 1c4-293 295-2af 370-373 376-377 37b-37d 37f 386 388-38a 38c 38e-3a1 3a3-3f5 "
-    "3f7-481 48a-52f 531-556 10a0-10c5 13a0-13f5 13f8-13fd 1c90-1cba 1cbd-1cbf 1d00-1d2b 1d6b-1d77 1d79-1d9a 1e00-1f15 "
-    "1f18-1f1d 1f20-1f45 1f48-1f4d 1f50-1f57 1f59 1f5b 1f5d 1f5f-1f7d 1f80-1fb4 1fb6-1fbc 1fbe 1fc2-1fc4 1fc6-1fcc "
+    "latin": "b5 c0-d6 d8-f6 f8-1ba 1bc-1bf 1c4-293 295-2af 370-373 376-377 37b-37d 37f 386 388-38a 38c 38e-3a1 "
+    "3a3-3f5 3f7-481 48a-52f 531-556 10a0-10c5 13a0-13f5 13f8-13fd 1c90-1cba 1cbd-1cbf 1d00-1d2b 1d6b-1d77 1d79-1d9a "
+    "1e00-1f15 1f18-1f1d 1f20-1f45 1f48-1f4d 1f50-1f57 1f59 1f5b 1f5d 1f5f-1f7d 1f80-1fb4 1fb6-1fbc 1fbe 1fc2-1fc4 1fc6-1fcc "
     "1fd0-1fd3 1fd6-1fdb 1fe0-1fec 1ff2-1ff4 1ff6-1ffc 2102 2107 210a-2113 2115 2119-211d 2124 2126 2128 212a-212d "
     "212f-2134 2139 213c-213f 2145-2149 214e 2183-2184 2c00-2c7b 2c7e-2ce4 2ceb-2cee 2cf2-2cf3 a640-a66d a680-a69b "
-    "a722-a76f a771-a787 a78b-a78e ab70-abbf fb00-fb06 fb13-fb17 ff21-ff3a ff41-ff5a 10400-1044f 104b0-104d3 104d8-104fb "
-    "10c80-10cb2 10cc0-10cf2 118a0-118df 1e900-1e943",
+    "a722-a76f a771-a787 a78b-a78e ab70-abbf fb00-fb06 fb13-fb17 ff21-ff3a ff41-ff5a 10400-1044f 104b0-104d3 "
+    "104d8-104fb 10c80-10cb2 10cc0-10cf2 118a0-118df 1e900-1e943",
 }
 
 
@@ -117,8 +131,8 @@ class Pre:
 
 def _rows() -> dict[str, Pre]:
     table: tuple[tuple[str, str, dict[str, bool]], ...] = (
-        ("gpt2", "gpt-2 phi-2 jina-es jina-de gigachat jina-v2-es jina-v2-de a.x-4.0 mellum modern-bert exaone4 mpt olmo jais "
-         "trillion granite-docling jina-v1-en jina-v2-code roberta-bpe", {}),
+        ("gpt2", "gpt-2 phi-2 jina-es jina-de gigachat jina-v2-es jina-v2-de a.x-4.0 mellum modern-bert exaone4 mpt "
+         "olmo jais trillion granite-docling jina-v1-en jina-v2-code roberta-bpe", {}),
         ("default", "default", {}),
         ("digits", "smollm starcoder refact command-r codeshell exaone minerva-7b mellum2", {}),
         ("falcon", "falcon", {}),
@@ -153,9 +167,10 @@ def _rows() -> dict[str, Pre]:
 
 PRES: Mapping[str, Pre] = _rows()
 # Names that llama.cpp knows and that work on something else than words of bytes.
-ELSEWHERE = frozenset(
-    "gemma4 granite-embed-multi-311m sarvam-moe whitespace superbpe afmoe tiny_aya cohere2moe hybriddna".split()
-)
+ELSEWHERE = frozenset((
+    "gemma4", "granite-embed-multi-311m", "sarvam-moe", "whitespace", "superbpe", "afmoe", "tiny_aya", "cohere2moe",
+    "hybriddna",
+))  # fmt: skip
 
 
 def lookup(name: str) -> Pre:

@@ -1,4 +1,4 @@
-"""Token types, and the tokens that llama.cpp knows by their text (llama-vocab.cpp): end of generation, fill-in-the-middle.
+"""Token types, and the tokens that llama.cpp knows by their text (llama-vocab.cpp): ends, fill-in-the-middle.
 
 In plain text only user-defined tokens are recognised; control tokens are recognised when the caller asks for it.
 """
@@ -66,5 +66,6 @@ END_IS_NOT_THE_END = (
 S_IS_NOT_THE_END = ("<|tool_response>", "<|plamo:eos|>")  # where one is present, "</s>" is an ordinary token
 
 ROLES = (
-    "bos", "eos", "unk", "sep", "pad", "mask", "eot", "eom", "fim_pre", "fim_suf", "fim_mid", "fim_pad", "fim_rep", "fim_sep",
+    "bos", "eos", "unk", "sep", "pad", "mask", "eot", "eom", "fim_pre", "fim_suf", "fim_mid", "fim_pad", "fim_rep",
+    "fim_sep",
 )  # fmt: skip

@@ -29,8 +29,8 @@ ASCII = {
 }
 # Assigned after Unicode 14, which is what Python 3.11 knows; used only where Python says "unassigned".
 NEWER = {
-    LETTER: "1123f-11240 11f02 11f04-11f10 11f12-11f33 1342f 13441-13446 1b132 1b155 1df25-1df2a 1e030-1e06d 1e4d0-1e4eb "
-    "2b739 2ebf0-2ee5d 31350-323af",
+    LETTER: "1123f-11240 11f02 11f04-11f10 11f12-11f33 1342f 13441-13446 1b132 1b155 1df25-1df2a 1e030-1e06d "
+    "1e4d0-1e4eb 2b739 2ebf0-2ee5d 31350-323af",
     NUMBER: "11f50-11f59 1d2c0-1d2d3 1e4f0-1e4f9",
     MARK: "cf3 ece 10efd-10eff 11241 11f00-11f01 11f03 11f34-11f3a 11f3e-11f42 13440 13447-13455 1e08f 1e4ec-1e4ef",
     PUNCTUATION: "11b00-11b09 11f43-11f4f",

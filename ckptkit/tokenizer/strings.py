@@ -1,4 +1,4 @@
-"""Many byte strings in one buffer, so that a vocabulary of 150,000 tokens costs three arrays and not 150,000 objects."""
+"""Many byte strings in one buffer: a vocabulary of 150,000 tokens costs three arrays and not 150,000 objects."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Strings(Sequence[bytes]):
 
     @classmethod
     def prefixed(cls, data: bytes, offset: int, count: int, width: int, gap: int = 0) -> tuple[Strings, int]:
-        """Walk `count` strings that each follow their own length, `width` bytes wide; `gap` bytes stand before each length.
+        """Walk `count` strings that each follow their own length, `width` bytes wide; `gap` bytes stand before it.
 
         Returns the strings and the offset after the last. Raises FormatError (offset in `data`, no path) where a length
         points past the end; the count is checked against the bytes that are left before any memory is taken.
