@@ -145,10 +145,12 @@ def _chart(title: str, axis: str, x: npt.NDArray[np.generic], y: npt.NDArray[np.
     if not len(x):
         return ""
     left, right, high, low = 64.0, 430.0, 24.0, 190.0
-    x0, span, top = x[0], max(float(x[-1] - x[0]), 1e-9), max(float(y.max()) * 1.05, 1e-9)
+    x0, span, step = x[0], max(float(x[-1] - x[0]), 1e-9), _step(float(y.max()))
+    n_steps = max(math.ceil(float(y.max()) / step), 1)
+    top = n_steps * step
     at = [(left + (a - x0) / span * (right - left), low - b / top * (low - high)) for a, b in zip(x, y, strict=True)]
     line = " ".join(f"{a:.1f},{b:.1f}" for a, b in at)
-    levels = [(f * top, low - f * (low - high)) for f in (0.0, 0.25, 0.5, 0.75, 1.0)]
+    levels = [(k * step, low - k / n_steps * (low - high)) for k in range(n_steps + 1)]
     ticks = "".join(
         f'<line x1="{left}" x2="{right}" y1="{b:.1f}" y2="{b:.1f}" stroke="#ddd"/>'
         f'<text x="{left - 6}" y="{b + 4:.1f}" text-anchor="end">{_short(v)}</text>'
@@ -167,6 +169,13 @@ def _chart(title: str, axis: str, x: npt.NDArray[np.generic], y: npt.NDArray[np.
         f'<polyline fill="none" stroke="#b30000" stroke-width="1.5" points="{line}"/>'
         f'<text x="{(left + right) / 2}" y="{low + 30}" text-anchor="middle">{axis}</text></svg></figure>'
     )
+
+
+def _step(largest: float) -> float:
+    """A round distance (1, 2 or 5 times a power of ten) between three to six grid lines."""
+    rough = max(largest, 1e-9) / 5
+    unit = 10.0 ** math.floor(math.log10(rough))
+    return next(unit * m for m in (1, 2, 5, 10) if unit * m >= rough)
 
 
 def _short(v: float) -> str:
