@@ -6,6 +6,7 @@ import hashlib
 import json
 import subprocess
 import sys
+import tracemalloc
 
 import gguf
 import libgguf
@@ -28,7 +29,7 @@ from ckptkit.quant.encode import (
 )
 from ckptkit.quant.policy import MIXTURES, plan
 from ckptkit.quant.types import BLOCKS, QType
-from ckptkit.tensor import from_array, transpose
+from ckptkit.tensor import constant, from_array, transpose
 
 BLOCK_TYPES = [*LEGACY, *K_QUANTS]
 HALVES = [QType.F16, QType.BF16]
@@ -313,3 +314,21 @@ def test_halves_of_any_row_length(type, elements):
     stats = ErrorStats()
     encode(from_array(rows[0], QType.F32), type, "v", stats=stats).read()
     assert stats.count == elements
+
+
+def test_memory_is_bounded_whatever_the_size_of_the_tensor():
+    t = encode(constant((65536, 1024), 0.5), QType.Q8_0, "w")  # 256 MiB of float32
+    encode_rows(np.ones((1, 1024), np.float32), QType.Q8_0)
+    tracemalloc.start()
+    try:
+        assert sum(len(chunk) for _, chunk in t.chunks()) == 65536
+        assert tracemalloc.get_traced_memory()[1] < 80 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_one_core_gives_the_same_bytes(monkeypatch):
+    values = np.random.default_rng(4).standard_normal((1500, 512), dtype=np.float32)
+    expected = encode_rows(values, QType.Q5_K)
+    monkeypatch.setattr("ckptkit.quant.encode.threads", lambda: 1)
+    np.testing.assert_array_equal(encode(from_array(values, QType.F32), QType.Q5_K).read(), expected)

@@ -14,7 +14,9 @@ fitted levels stay. Source of truth: the reference quantisers of ggml (ggml-quan
 # mypy: ignore-errors
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 from numba import njit, types
@@ -27,7 +29,13 @@ from .types import QType
 
 F = np.float32
 TINY = F(fit.TINY)
-kernel_options = {"nogil": True, "cache": True, "error_model": "numpy"}
+EMITTED = hashlib.sha256(b"".join(Path(m.__file__).read_bytes() for m in (fit, lanes))).hexdigest()[:12]
+
+
+def compiled(function):
+    """njit, kept on disk under a name that changes with the modules whose emitted code numba does not see."""
+    function.__qualname__ += "_" + EMITTED
+    return njit(nogil=True, cache=True, error_model="numpy")(function)
 
 
 def scalar(emit, returns):
@@ -223,7 +231,7 @@ write_q5 = writing(32, 31, 0, pack_q5)
 write_q6 = writing(16, 0, 32, pack_q6)
 
 
-@njit(**kernel_options)
+@compiled
 def put_half(target, at, value):
     """Store a float32 as a half; returns what the half decodes to."""
     h = to_half(value)
@@ -232,7 +240,7 @@ def put_half(target, at, value):
     return from_half(h)
 
 
-@njit(**kernel_options)
+@compiled
 def put_scales(found, lane, scales, target, at):
     """Q4_K, Q5_K: d, dmin and eight pairs of 6-bit numbers in 12 bytes; `scales` receives what they decode to."""
     top_scale = top_offset = F(0)
@@ -256,7 +264,7 @@ def put_scales(found, lane, scales, target, at):
         scales[0, j], scales[1, j] = d * F(s), dmin * F(m)
 
 
-@njit(**kernel_options)
+@compiled
 def encode_q4(source, target, n_blocks, errors):
     """Two blocks of 8 sub-blocks at a time; an odd last one fills both halves."""
     found, scales, spare = np.empty((2, 16), F), np.zeros((2, 16), F), np.empty(512, F)
@@ -271,7 +279,7 @@ def encode_q4(source, target, n_blocks, errors):
     return peak
 
 
-@njit(**kernel_options)
+@compiled
 def encode_q5(source, target, n_blocks, errors):
     """As Q4_K, with 32 levels."""
     found, scales, spare = np.empty((2, 16), F), np.zeros((2, 16), F), np.empty(512, F)
@@ -286,7 +294,7 @@ def encode_q5(source, target, n_blocks, errors):
     return peak
 
 
-@njit(**kernel_options)
+@compiled
 def encode_q2(source, target, n_blocks, errors):
     """4-bit scales and offsets under d and dmin."""
     found, scales, spare = np.empty((2, 16), F), np.zeros((2, 16), F), np.empty(256, F)
@@ -310,7 +318,7 @@ def encode_q2(source, target, n_blocks, errors):
     return peak
 
 
-@njit(**kernel_options)
+@compiled
 def largest(scales):
     """The scale of largest magnitude, the first of several."""
     top = F(0)
@@ -320,7 +328,7 @@ def largest(scales):
     return top
 
 
-@njit(**kernel_options)
+@compiled
 def encode_q3(source, target, n_blocks, errors):
     """6-bit scales, from -32 to 31, under d; their low nibbles first, their upper bits in the last 4 bytes."""
     found, scales, spare = np.empty((2, 16), F), np.zeros((2, 16), F), np.empty(256, F)
@@ -345,7 +353,7 @@ def encode_q3(source, target, n_blocks, errors):
     return peak
 
 
-@njit(**kernel_options)
+@compiled
 def encode_q6(source, target, n_blocks, errors):
     """8-bit scales under d; a block without any magnitude is all zero bytes."""
     found, scales, spare = np.empty((2, 16), F), np.zeros((2, 16), F), np.empty(256, F)
