@@ -159,8 +159,8 @@ def is_neutral(name: str, t: Tensor) -> bool:
 def as_arch(ck: Checkpoint, arch: str, drop: Collection[str] = ()) -> tuple[Checkpoint, list[str]]:
     """The same model under another arch's name, and what was filled or left out.
 
-    Traits must agree. What the target has and the source lacks is filled with its neutral value; what the source has and
-    the target lacks may go only if it is neutral, or if its name (or template) is in `drop`.
+    Traits must agree. What the target has and the source lacks is filled with its neutral value; what the source has
+    and the target lacks may go only if it is neutral, or if its name (or template) is in `drop`.
     """
     if arch == ck.config.arch:
         return ck, []
@@ -243,3 +243,16 @@ def majority_type(tensors: dict[str, Tensor]) -> QType:
     for t in tensors.values():
         count[t.type] = count.get(t.type, 0) + t.n_elements
     return max(count, key=lambda k: count[k]) if count else QType.F32
+
+
+def check_model(ck: Checkpoint) -> None:
+    """The tensors are those of the arch, and the tokenizer has a token for every row of the embedding and no more."""
+    check_tensors(ck)
+    if ck.tokenizer is not None and ck.tokenizer.vocab_size != ck.config.vocab_size:
+        raise UnsupportedError(
+            "tokenizer and embedding have different sizes",
+            path=ck.source.paths[0],
+            expected=f"{ck.config.vocab_size:,} tokens, as the embedding has rows",
+            got=f"{ck.tokenizer.vocab_size:,} tokens",
+            hint="give the right tokenizer with --tokenizer",
+        )

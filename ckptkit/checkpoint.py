@@ -61,6 +61,7 @@ class Config:
     rope_theta: float = 10000.0
     rope_pairing: str = ""  # "adjacent": (0,1),(2,3)...; "half": (0,h/2),(1,h/2+1)...; "" without rotary positions
     rope_scaling: RopeScaling | None = None
+    sliding_window: int = 0  # tokens each position sees; 0 for all before it
     n_mtp_head: int = 1  # prediction heads, the ordinary one included
     tied_output: bool = False
 
@@ -120,6 +121,7 @@ class Source:
     version: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    order: tuple[str, ...] = ()  # names of the tensors as stored, in file order, where they have names
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -71,39 +71,38 @@ def stored_shape(row: Row, config: Config, n_padding: int = 0) -> tuple[int, ...
     return shape[::-1] if row.transposed else shape
 
 
-def indices(row: Row, config: Config) -> list[int | None]:
+def indices(row: Row, config: Config) -> Sequence[int | None]:
     """The values of {i} or {j} in a row; [None] where it has neither."""
     if "{i}" in row.ours[0]:
-        return list(range(config.n_layer))
+        return range(config.n_layer)
     if "{j}" in row.ours[0]:
-        return list(range(1, config.n_mtp_head))
+        return range(1, config.n_mtp_head)
     return [None]
+
+
+def end_of(layout: Layout, config: Config, start: int, type: QType, n_padding: int = 0) -> int:
+    """Where `places` would end, without listing them: a header may claim two billion layers."""
+    return start + sum(n * nbytes for *_, n, nbytes in _slabs(layout, config, type, n_padding))
+
+
+def _slabs(
+    layout: Layout, config: Config, type: QType, n_padding: int
+) -> Iterator[tuple[Row, tuple[int, ...], QType, int, int]]:
+    """(row, stored shape, type, copies, bytes of a copy) of the rows that such a model stores."""
+    for row in layout.rows:
+        if not (config.tied_output and row.ours == ("output.weight",)):
+            shape, kind = stored_shape(row, config, n_padding), type if row.type is None else row.type
+            yield row, shape, kind, len(indices(row, config)), prod(shape[:-1]) * row_bytes(kind, shape[-1])
 
 
 def places(layout: Layout, config: Config, start: int, type: QType, n_padding: int = 0) -> tuple[list[Place], int]:
     """Walk a sequential file, slab by slab; every place and the offset at which the file must end."""
     found, offset = [], start
-    for row in layout.rows:
-        if config.tied_output and row.ours == ("output.weight",):
-            continue
-        shape, kind = stored_shape(row, config, n_padding), type if row.type is None else row.type
-        nbytes = prod(shape[:-1]) * row_bytes(kind, shape[-1])
+    for row, shape, kind, _, nbytes in _slabs(layout, config, type, n_padding):
         for index in indices(row, config):
             found.append(Place(row, index, offset, shape, kind))
             offset += nbytes
     return found, offset
-
-
-def end_of(layout: Layout, config: Config, start: int, type: QType, n_padding: int = 0) -> int:
-    """Where `places` would end, without listing them: a header may claim two thousand million layers."""
-    counts = {"{i}": config.n_layer, "{j}": config.n_mtp_head - 1}
-    total = start
-    for row in layout.rows:
-        if not (config.tied_output and row.ours == ("output.weight",)):
-            shape, kind = stored_shape(row, config, n_padding), type if row.type is None else row.type
-            n = next((n for mark, n in counts.items() if mark in row.ours[0]), 1)
-            total += n * prod(shape[:-1]) * row_bytes(kind, shape[-1])
-    return total
 
 
 def unpack(row: Row, config: Config, stored: Tensor, index: int | None) -> Iterator[tuple[str, Tensor]]:

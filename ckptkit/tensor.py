@@ -2,8 +2,8 @@
 
 Every operation but transposition moves whole rows. Quantisation blocks lie along a row, so these operations act on
 quantised tensors as bytes, exactly, without decoding. A vector is n rows of one element, which makes them the same for
-weights and biases. `origin` records, as plain JSON values, which source bytes a tensor came from and how, so that others
-can redo it.
+weights and biases. `origin` records, as plain JSON values, which source bytes a tensor came from and how, so that
+others can redo it.
 """
 
 from __future__ import annotations

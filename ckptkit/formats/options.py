@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint import Config
+from ..checkpoint import Config, Source
 from ..errors import UnsupportedError
+from ..layout import Layout
 from ..quant.types import QType
 from ..tensor import Tensor
 
@@ -27,15 +28,32 @@ class ReadOptions:
 
 @dataclass(frozen=True)
 class WriteOptions:
-    """`version`: of the target format, "" for the one that fits the types. `split_max_size`: bytes a shard, 0 for one file."""
+    """How to write: `version` of the format ("" for the one that fits the types), `split_max_size` in bytes a shard."""
 
-    force: bool = False
     version: str = ""
+    mixture: str = ""  # the --type that the tensors were encoded by; "" if they were kept as they are
     split_max_size: int = 0
     write_output: bool = False  # store a tied output matrix a second time
     name: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict)  # keys to set
     remove: tuple[str, ...] = ()  # keys to leave out
+    complete: bool = True  # add what a file of the same format lacks; False where only what is asked for may change
+
+
+@dataclass(frozen=True)
+class Target:
+    """One way in which a format can store a model: its version, layout, types (a --type name) and padding rows."""
+
+    version: str
+    layout: Layout
+    mixture: str
+    n_padding: int = 0
+
+
+def origin(source: Source, name: str) -> Any:
+    """A fact of the file that a model first came from, kept through other formats (in GGUF as key ckptkit.NAME)."""
+    value = source.metadata.get(name, source.metadata.get(f"ckptkit.{name}"))
+    return getattr(value, "value", value)
 
 
 def uniform(_config: Config, stored: Mapping[str, Tensor], mixture: str, _pure: bool = False) -> dict[str, QType]:
@@ -46,7 +64,8 @@ def uniform(_config: Config, stored: Mapping[str, Tensor], mixture: str, _pure: 
 def chosen(option: Any, stored: Any, default: Any, name: str, notes: list[str]) -> Any:
     """The option if given, else what is stored, else a default; a note says so where it is not what is stored."""
     if option is not None:
-        notes.append(f"{name} {option:g} as given" + (f" (the file says {stored:g})" if stored else ""))
+        said = f" (the file says {stored:g})" if stored else ""
+        notes.append(f"{name} {option:g} as given{said}")
         return option
     if stored:
         return stored

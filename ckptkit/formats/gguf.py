@@ -1,0 +1,285 @@
+"""GGUF checkpoints: which keys mean what, and which tensors stand where (docs/gguf.md of ggml; llama.cpp's loader).
+
+The container is in gguf_io, the tokenizer's keys in gguf_tokenizer. Names of tensors are ours but for GPT-2's fused
+attn_qkv. Any architecture can be read and rewritten as it stands; those in LAYOUTS can be converted and run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..arch import ARCHS
+from ..checkpoint import Checkpoint, Config, RopeScaling, Source
+from ..errors import FormatError, UnsupportedError
+from ..files import File, replacing
+from ..layout import Layout, at, identity, in_order, indices, read_named
+from ..quant import policy
+from ..quant.types import QType
+from ..tensor import Tensor, from_array
+from . import gguf_tokenizer
+from .gguf_io import (
+    MAGIC,
+    Header,
+    Kind,
+    Value,
+    header_bytes,
+    read_header,
+    shard_path,
+    tensors,
+    write_data,
+)
+from .gguf_keys import FIELDS, NORM_EPS, all_keys, number, text
+from .options import ReadOptions, Target, WriteOptions, chosen
+
+NAME, SUFFIX = "gguf", ".gguf"
+MIXTURES = tuple(name.lower() for name in policy.MIXTURES)
+
+B = "blk.{i}."
+FUSED = {f"{B}attn_qkv.{kind}": tuple(f"{B}attn_{p}.{kind}" for p in "qkv") for kind in ("weight", "bias")}
+LAYOUTS: dict[str, Layout] = {
+    "gpt2": identity("gpt2", fused=FUSED),
+    "llama": identity("llama", "adjacent"),
+    "qwen2": identity("qwen2", "half"),
+    "microgpt": identity("microgpt"),
+}
+SIDECAR = True  # extra prediction heads lie beside the file
+NOTES = {"microgpt": "arch microgpt is known to ckptkit alone: no other engine loads this GGUF"}
+SPLIT_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
+MAX_SHARDS = 9999
+MAX_MTP_HEADS = 4096
+
+DEFAULT_EPS = {"qwen2": 1e-6}
+DEFAULT_CONTEXT = 2048
+
+
+def detect(_path: Path, head: bytes, _size: int) -> bool:
+    """By the magic number."""
+    return head[:4] == MAGIC
+
+
+def read(path: Path, options: ReadOptions) -> Checkpoint:
+    """Read the keys and tensor infos of a file, or of all shards of a split one."""
+    files: list[File] = []
+    try:
+        return _read(path, options, files)
+    except BaseException:
+        for file in files:
+            file.close()
+        raise
+
+
+def _read(path: Path, options: ReadOptions, files: list[File]) -> Checkpoint:
+    headers: list[Header] = []
+    found: dict[str, Tensor] = {}
+    for shard in _shards(path, files):
+        header = read_header(shard)
+        headers.append(header)
+        for name, t in tensors(header, shard).items():
+            if name in found:
+                raise FormatError("two shards hold the same tensor", path=shard.path, got=name)
+            found[name] = t
+    keys = headers[0].keys
+    notes: list[str] = []
+    config, arranged = _arrange(keys, found, options, notes, path)
+    if options.tokenizer:
+        keys = {k: v for k, v in keys.items() if not k.startswith("tokenizer.")}
+    tokenizer = gguf_tokenizer.read(keys, path) if "tokenizer.ggml.model" in keys else None
+    if tokenizer is None and not options.tokenizer:
+        notes.append("no tokenizer in the file; --tokenizer gives one")
+    if "general.architecture" not in keys:
+        notes.append("general.architecture is missing")
+    metadata: dict[str, Any] = {k: v for k, v in keys.items() if not k.startswith("split.")}
+    version = f"version {headers[0].version}" + (f", {len(files)} shards" if len(files) > 1 else "")
+    source = Source(tuple(f.path for f in files), NAME, version, metadata, tuple(notes), tuple(found))
+    return Checkpoint(config, arranged, tokenizer, source, tuple(files))
+
+
+def _shards(path: Path, files: list[File]) -> list[File]:
+    """The file, or every shard that its name and its key split.count promise; names come from the path alone."""
+    files.append(File(path))
+    named = SPLIT_NAME.fullmatch(path.name)
+    count = number(read_header(files[0]).keys.get("split.count")) or 1
+    if count == 1:
+        return files
+    if not named or int(named[3]) != count or count > MAX_SHARDS:
+        raise FormatError(
+            "a shard whose name does not say which",
+            path=path,
+            expected=f"NAME-00001-of-{count:05d}.gguf",
+            got=path.name,
+            hint="give the shards the names they were written under",
+        )
+    names = [path.with_name(f"{named[1]}-{k + 1:05d}-of-{count:05d}.gguf") for k in range(count)]
+    missing = [n.name for n in names if not n.exists()]
+    if missing:
+        raise FormatError(f"{len(missing)} of {count} shards are missing", path=path, got=", ".join(missing[:4]))
+    files[0].close()
+    files[:] = [File(n) for n in names]
+    return files
+
+
+def _arrange(
+    keys: dict[str, Value], found: dict[str, Tensor], options: ReadOptions, notes: list[str], path: Path
+) -> tuple[Config, dict[str, Tensor]]:
+    """Config from the keys and tensors under canonical names; of an unknown arch, as they are."""
+    arch = text(keys, "general.architecture")
+    stored = {ours: number(keys.get(f"{arch}.{key}")) or 0 for ours, key, _ in FIELDS}
+    embedding = found.get("token_embd.weight")
+    tokens = keys.get("tokenizer.ggml.tokens")
+    n_tokens = (
+        len(tokens.value) if tokens and tokens.kind == Kind.ARRAY else number(keys.get(f"{arch}.vocab_size")) or 0
+    )
+    vocab_size = embedding.shape[0] if embedding else int(n_tokens)
+    if arch not in LAYOUTS or not found:
+        plain = {
+            k: int(stored[k])
+            for k in ("context_length", "n_embd", "n_layer", "n_ff", "n_head", "n_kv_head", "head_dim")
+        }
+        return Config(arch, vocab_size=vocab_size, rope_theta=stored["rope_theta"] or 10000.0, **plain), found
+    traits = ARCHS[arch]
+    if stored["n_layer"] > len(found):
+        raise FormatError(
+            "more layers than tensors",
+            path=path,
+            at=f"key {arch}.block_count",
+            expected=f"at most {len(found)}",
+            got=f"{stored['n_layer']:,}",
+        )
+    positions = found.get("position_embd.weight")
+    context = positions.shape[0] if positions else DEFAULT_CONTEXT
+    rope = traits.position == "rope"
+    n_head = int(stored["n_head"])
+    eps = number(keys.get(f"{arch}.{NORM_EPS[traits.norm]}"))
+    config = Config(
+        arch,
+        context_length=int(chosen(options.context_length, stored["context_length"], context, "context_length", notes)),
+        vocab_size=vocab_size,
+        n_layer=int(stored["n_layer"]),
+        n_head=n_head,
+        n_kv_head=int(stored["n_kv_head"]) or n_head,
+        n_embd=int(stored["n_embd"]),
+        n_ff=int(stored["n_ff"]),
+        head_dim=int(stored["head_dim"]) or (int(stored["n_embd"]) // n_head if n_head else 0),
+        norm_eps=chosen(options.norm_eps, eps, DEFAULT_EPS.get(arch, 1e-5), "norm_eps", notes),
+        rope_theta=chosen(options.rope_theta, stored["rope_theta"], 10000.0, "rope_theta", notes) if rope else 10000.0,
+        rope_pairing=LAYOUTS[arch].rope_pairing,
+        rope_scaling=_scaling(arch, keys) if rope else None,
+        sliding_window=int(stored["sliding_window"]),
+        n_mtp_head=int(number(keys.get("ckptkit.mtp_heads")) or 1),
+        tied_output="output.weight" not in found,
+    )
+    config.check(path)
+    if config.n_mtp_head > MAX_MTP_HEADS:
+        raise FormatError("too many prediction heads", path=path, at="key ckptkit.mtp_heads", got=config.n_mtp_head)
+    partial = number(keys.get(f"{arch}.rope.dimension_count"))
+    for name, value in (
+        ("rope.dimension_count", partial),
+        ("attention.value_length", number(keys.get(f"{arch}.attention.value_length"))),
+    ):
+        if value and int(value) != config.head_dim:
+            raise UnsupportedError(
+                "heads of which only a part is rotated, or whose values have another size",
+                path=path,
+                at=f"key {arch}.{name}",
+                expected=config.head_dim,
+                got=int(value),
+            )
+    layout = LAYOUTS[arch]
+    if f"{at(B, 0)}attn_qkv.weight" in found and arch != "gpt2":
+        layout = identity(arch, layout.rope_pairing, fused=FUSED)
+    used: set[str] = set()
+
+    def fetch(name: str) -> Tensor | None:
+        used.add(name)
+        return found.get(name)
+
+    _check_fused(layout, config, found, path)
+    arranged = read_named(layout, config, fetch)
+    return config, in_order(arranged | {n: t for n, t in found.items() if n not in used}, config)
+
+
+def _check_fused(layout: Layout, config: Config, found: Mapping[str, Tensor], path: Path) -> None:
+    """A fused tensor must have all the rows that it will be cut into."""
+    rows = {0: (config.n_head + 2 * config.n_kv_head) * config.head_dim}
+    for row in layout.rows:
+        for index in indices(row, config) if len(row.ours) > 1 else ():
+            t = found.get(at(row.theirs, index))
+            if t is not None and t.shape[0] != rows[0]:
+                raise FormatError(
+                    f"tensor {at(row.theirs, index)} has another shape",
+                    path=path,
+                    expected=f"{rows[0]} rows",
+                    got=t.shape,
+                )
+
+
+def _scaling(arch: str, keys: Mapping[str, Value]) -> RopeScaling | None:
+    kind = text(keys, f"{arch}.rope.scaling.type")
+    factor = number(keys.get(f"{arch}.rope.scaling.factor")) or number(keys.get(f"{arch}.rope.scale_linear"))
+    if kind in ("", "none") and not (factor and factor != 1):
+        return None
+    original = number(keys.get(f"{arch}.rope.scaling.original_context_length"))
+    return RopeScaling(kind or "linear", float(factor or 1), original_context=int(original or 0))
+
+
+def targets(ck: Checkpoint, options: WriteOptions) -> list[Target]:
+    """One way: version 3. Without a type asked for, tensors keep theirs, but for vectors, which become F32."""
+    arch = ck.config.arch
+    layout = LAYOUTS.get(arch) or Layout(())
+    if options.write_output:
+        layout = replace(layout, tied=False)
+    return [Target("3", layout, options.mixture)]
+
+
+def plan(config: Config, stored: Mapping[str, Tensor], mixture: str, pure: bool) -> dict[str, QType]:
+    """Types by the mixture's rules; without one, as they are, except that vectors and positions become F32."""
+    if mixture:
+        shapes = [(name, t.shape) for name, t in stored.items()]
+        return policy.plan(
+            shapes,
+            mixture,
+            pure=pure,
+            arch=config.arch,
+            n_layer=config.n_layer,
+            n_head=config.n_head,
+            n_kv_head=config.n_kv_head,
+        )
+    half = (QType.F16, QType.BF16)
+    return {
+        n: QType.F32 if t.type in half and not policy.quantisable(n, t.shape) else t.type for n, t in stored.items()
+    }
+
+
+def write(ck: Checkpoint, stored: Mapping[str, Tensor], path: Path, options: WriteOptions) -> tuple[Path, ...]:
+    """Write version 3, in shards of at most `split_max_size` bytes of tensors if asked; a lone file keeps its name."""
+    stored = dict(stored)
+    scaling = ck.config.rope_scaling
+    if scaling and scaling.type == "llama3" and "rope_freqs.weight" not in stored:
+        factors = from_array(scaling.factors(ck.config.head_dim, ck.config.rope_theta), QType.F32)
+        stored = {"rope_freqs.weight": factors, **stored}
+    shards: list[dict[str, Tensor]] = [{}]
+    room = 0
+    for name, t in stored.items():
+        if options.split_max_size and shards[-1] and room + t.nbytes > options.split_max_size:
+            shards.append({})
+            room = 0
+        shards[-1][name] = t
+        room += t.nbytes
+    if len(shards) > MAX_SHARDS:
+        raise UnsupportedError("too many shards", path=path, expected=f"at most {MAX_SHARDS}", got=len(shards))
+    keys = all_keys(ck, stored, path, options)
+    paths = tuple(shard_path(path, k, len(shards)) for k in range(len(shards)))
+    for k, (shard, where) in enumerate(zip(shards, paths, strict=True)):
+        split = {
+            "split.no": Value(Kind.U16, k),
+            "split.count": Value(Kind.U16, len(shards)),
+            "split.tensors.count": Value(Kind.I32, len(stored)),
+        }
+        with replacing(where) as out:
+            out.write(header_bytes((keys if k == 0 else {}) | (split if len(shards) > 1 else {}), shard))
+            write_data(out, shard)
+    return paths

@@ -1,0 +1,143 @@
+"""The tokenizer's keys of a GGUF file, both ways (llama-vocab.cpp reads them; the spelling of `seperator` is theirs).
+
+What GGUF cannot say is kept under ckptkit.*: nanoeuler's merges as ids, since two of them may spell the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import FormatError
+from ..tokenizer import ByteBPE, Strings, Tokenizer
+from ..tokenizer.chars import CharTokenizer
+from ..tokenizer.nanoeuler_bpe import NanoeulerBPE, gguf_vocabulary
+from ..tokenizer.spm import SPM
+from .gguf_io import Kind, Value
+
+T = "tokenizer.ggml."
+ID_KEYS = {
+    role: f"{T}{name}_token_id"
+    for role, name in {
+        "bos": "bos", "eos": "eos", "unk": "unknown", "sep": "seperator", "pad": "padding", "mask": "mask",
+        **{same: same for same in ("eot", "eom", "fim_pre", "fim_suf", "fim_mid", "fim_pad", "fim_rep", "fim_sep")},
+    }.items()
+}  # fmt: skip
+ARRAYS = {
+    f"{T}tokens": Kind.STRING,
+    f"{T}merges": Kind.STRING,
+    f"{T}token_type": Kind.I32,
+    f"{T}scores": Kind.F32,
+}
+NANOEULER = "ckptkit.nanoeuler.merges"
+CHARS_BOS = "ckptkit.chars.bos"
+
+
+def read(keys: Mapping[str, Value], path: Path) -> Tokenizer | None:
+    """The tokenizer that the keys describe; None for a kind that we cannot run. Wrongly typed arrays are refused."""
+    for key, kind in ARRAYS.items():
+        value = keys.get(key)
+        if value is not None and (value.kind != Kind.ARRAY or value.element != kind):
+            found = value.element if value.kind == Kind.ARRAY else value.kind
+            raise FormatError(
+                f"{key} has the wrong type",
+                path=path,
+                at=f"key {key}",
+                expected=f"array of {kind.name.lower()}",
+                got=found.name.lower() if found is not None else "nothing",
+            )
+    model = keys[f"{T}model"].value
+    tokens = _array(keys, "tokens")
+    if NANOEULER in keys:
+        pairs = np.asarray(keys[NANOEULER].value, np.int32).reshape(-1, 2)
+        return NanoeulerBPE(pairs[:, 0], pairs[:, 1])
+    if tokens is None:
+        return None
+    scores = _array(keys, "scores")
+    for name, array in (("token types", _array(keys, "token_type")), ("scores", scores)):
+        if array is not None and len(array) != len(tokens):
+            raise FormatError(
+                f"as many {name} as tokens", path=path, expected=f"{len(tokens):,}", got=f"{len(array):,}"
+            )
+    common: dict[str, Any] = {
+        "types": _array(keys, "token_type"),
+        "ids": {role: int(keys[key].value) for role, key in ID_KEYS.items() if key in keys and _is_integer(keys[key])},
+        "add_bos": _flag(keys, f"{T}add_bos_token"),
+        "add_eos": _flag(keys, f"{T}add_eos_token"),
+        "chat_template": _text(keys, "tokenizer.chat_template"),
+    }
+    if CHARS_BOS in keys or f"{CHARS_BOS}.none" in keys:
+        bos = keys[CHARS_BOS].value if CHARS_BOS in keys else None
+        return CharTokenizer.from_alphabet(tokens, bos)
+    if model == "gpt2":
+        return ByteBPE(tokens, _array(keys, "merges"), pre=_text(keys, f"{T}pre") or "", **common)
+    if model == "llama":
+        spm_flags = {n: _flag(keys, f"{T}{n}") for n in ("add_space_prefix", "remove_extra_whitespaces")}
+        return SPM(tokens, scores, **common, **{n: v for n, v in spm_flags.items() if v is not None})
+    return None
+
+
+def _array(keys: Mapping[str, Value], name: str) -> Any:
+    value = keys.get(T + name)
+    return None if value is None else value.value
+
+
+def _flag(keys: Mapping[str, Value], key: str) -> bool | None:
+    value = keys.get(key)
+    return bool(value.value) if value is not None and value.kind == Kind.BOOL else None
+
+
+def _text(keys: Mapping[str, Value], key: str) -> str | None:
+    value = keys.get(key)
+    return value.value if value is not None and value.kind == Kind.STRING else None
+
+
+def _is_integer(value: Value) -> bool:
+    return value.kind not in (Kind.F32, Kind.F64, Kind.STRING, Kind.ARRAY, Kind.BOOL)
+
+
+def keys(tokenizer: Tokenizer) -> dict[str, Value]:
+    """The keys for a tokenizer, complete: llama.cpp takes id 11 for a BOS or EOS that is not named."""
+    strings: Strings
+    merges: Strings | None = None
+    pre, extra = tokenizer.pre, {}
+    ids = dict(tokenizer.ids)
+    types = tokenizer.types
+    if isinstance(tokenizer, NanoeulerBPE):
+        vocabulary = gguf_vocabulary(tokenizer)
+        strings, merges, pre = vocabulary.tokens, vocabulary.merges, vocabulary.pre
+        extra[NANOEULER] = Value(Kind.ARRAY, vocabulary.pairs, Kind.I32)
+    elif isinstance(tokenizer, CharTokenizer):
+        strings, merges, pre = tokenizer.alphabet_texts(), Strings.of(()), "gpt-2"
+        bos = tokenizer.bos
+        extra |= {f"{CHARS_BOS}.none": Value(Kind.BOOL, True)} if bos is None else {CHARS_BOS: Value(Kind.U32, bos)}
+    elif isinstance(tokenizer, ByteBPE):
+        strings, merges = tokenizer.token_texts(), tokenizer.merge_texts()
+    else:
+        strings = tokenizer.tokens
+    n = len(strings)
+    found = {
+        f"{T}model": Value(Kind.STRING, tokenizer.model),
+        f"{T}pre": Value(Kind.STRING, pre),
+        f"{T}tokens": Value(Kind.ARRAY, strings, Kind.STRING),
+        f"{T}token_type": Value(Kind.ARRAY, np.ones(n, np.int32) if types is None else types[:n], Kind.I32),
+    }
+    if not pre:
+        del found[f"{T}pre"]
+    if merges is not None:
+        found[f"{T}merges"] = Value(Kind.ARRAY, merges, Kind.STRING)
+    if isinstance(tokenizer, SPM):
+        found[f"{T}scores"] = Value(Kind.ARRAY, tokenizer.scores, Kind.F32)
+        found[f"{T}add_space_prefix"] = Value(Kind.BOOL, tokenizer.add_space_prefix)
+        found[f"{T}remove_extra_whitespaces"] = Value(Kind.BOOL, tokenizer.remove_extra_whitespaces)
+    # without an end token of its own, byte or token 0 stands in: id 11 would end texts at a real character
+    ids = {"bos": ids.get("eos", 0), "eos": ids.get("bos", 0)} | ids
+    found |= {ID_KEYS[role]: Value(Kind.U32, i) for role, i in ids.items() if role in ID_KEYS}
+    found[f"{T}add_bos_token"] = Value(Kind.BOOL, tokenizer.add_bos)
+    found[f"{T}add_eos_token"] = Value(Kind.BOOL, tokenizer.add_eos)
+    if tokenizer.chat_template:
+        found["tokenizer.chat_template"] = Value(Kind.STRING, tokenizer.chat_template)
+    return found | extra
