@@ -1,0 +1,5 @@
+"""python -m ckptkit."""
+
+from .cli import main
+
+main()

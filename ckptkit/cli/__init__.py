@@ -1,0 +1,73 @@
+"""The command line: parsing, printing, exit codes. Results go to stdout, progress and timings to stderr."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import click
+
+from .. import __version__
+from ..errors import CkptError, printable
+from .check import check
+from .convert import convert
+from .inspect import inspect
+from .run import bench, generate, logits
+from .score import ppl
+from .tokenize import tokenize
+from .verify import verify
+
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+
+
+@click.group(context_settings=CONTEXT)
+@click.version_option(__version__, prog_name="ckptkit")
+@click.option("--traceback", is_flag=True, help="Show where in the code an error arose.")
+def cli(traceback: bool) -> None:
+    """Open, convert, verify and run checkpoints of hand-written language model trainers.
+
+    \b
+    Example:
+      ckptkit inspect model.bin
+      ckptkit convert model.bin model.gguf
+      ckptkit generate model.gguf -p "Once upon a time"
+    """
+
+
+for command in (inspect, convert, verify, check, tokenize, generate, ppl, logits, bench):
+    cli.add_command(command)
+
+
+def main() -> None:
+    """Run, and turn errors into one message and an exit code: errors.py, 130 after Ctrl-C, 70 for our own mistakes."""
+    try:
+        cli(standalone_mode=False, prog_name="ckptkit")
+    except click.exceptions.Exit as e:
+        sys.exit(e.exit_code)
+    except click.ClickException as e:
+        e.show()
+        sys.exit(e.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        _say("interrupted")
+        sys.exit(130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+    except CkptError as e:
+        if "--traceback" in sys.argv:
+            raise
+        _say(f"error: {e}")
+        sys.exit(e.exit_code)
+    except Exception as e:
+        if "--traceback" in sys.argv:
+            raise
+        what = f"{type(e).__name__}: {printable(e)}"
+        _say(f"error: internal, please report it: {what}\n  hint: ckptkit --traceback ... shows where")
+        sys.exit(70)
+
+
+def _say(message: str) -> None:
+    data = (message + "\n").encode(sys.stderr.encoding or "utf-8", "backslashreplace")
+    sys.stderr.flush()
+    sys.stderr.buffer.write(data)
+    sys.stderr.buffer.flush()

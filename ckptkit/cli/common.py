@@ -1,0 +1,144 @@
+"""Options that several commands share, and what they print with."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+PATH = click.Path(path_type=Path)
+
+
+def _stack(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    def decorate(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON with stable keys.")
+
+reading = _stack(
+    click.option(
+        "--from", "source_format", default="", metavar="FORMAT", help="Read as this format, whatever it looks like."
+    ),
+    click.option("--tokenizer", type=PATH, help="Tokenizer file (llm.c, Hugging Face, llama2.c, GGUF, or a byte map)."),
+    click.option("--layout", default="", help="Tensor order where the header does not settle it (llm.c version 2)."),
+    click.option("--rope-base", type=float, help="Rotary base, for files that do not say."),
+    click.option("--norm-eps", type=float, help="Norm epsilon, for files that do not say."),
+    click.option(
+        "--context", "context_length", type=click.IntRange(1), help="Trained context, for files that do not say."
+    ),
+    click.option("--heads", "n_head", type=click.IntRange(1), help="Attention heads, for files that do not say."),
+)
+READING = ("tokenizer", "layout", "rope_base", "norm_eps", "context_length", "n_head")
+
+running = _stack(
+    click.option("--device", type=click.Choice(["cpu", "cuda", "auto"]), default="auto", show_default=True),
+    click.option("-t", "--threads", type=int, help="CPU threads.  [default: all cores]"),
+    click.option("-ctk", "--cache-type-k", type=click.Choice(["f32", "f16"]), default="f32", show_default=True),
+    click.option("-ctv", "--cache-type-v", type=click.Choice(["f32", "f16"]), default="f32", show_default=True),
+)
+RUNNING = ("device", "threads", "cache_type_k", "cache_type_v")
+
+
+def precision(default: str) -> Callable[[Command], Command]:
+    """exact keeps activations in float32; fast may round them."""
+    return click.option(
+        "--precision", type=click.Choice(["exact", "fast"]), default=default, show_default=True,
+        help="exact: activations stay float32. fast: they may be rounded where that is faster.",
+    )  # fmt: skip
+
+
+def read_options(given: dict[str, Any]) -> Any:
+    """ReadOptions from a command's keyword arguments, which are taken out of `given`."""
+    from ..formats.options import ReadOptions
+
+    values = {name: given.pop(name) for name in READING}
+    values["rope_theta"] = values.pop("rope_base")
+    return ReadOptions(**values)
+
+
+@contextmanager
+def opened(path: Path, given: dict[str, Any]) -> Iterator[Any]:
+    """An open checkpoint; takes the reading options out of `given`."""
+    from .. import formats
+
+    options = read_options(given)
+    with formats.open(path, given.pop("source_format"), options) as ck:
+        yield ck
+
+
+@contextmanager
+def loaded(
+    path: Path, given: dict[str, Any], context: int | Callable[[Any], int | None] | None = None
+) -> Iterator[Any]:
+    """A model ready to run; takes reading and running options out of `given`. `context` may depend on the config."""
+    from ..runtime import load
+
+    with opened(path, given) as ck:
+        run = {name: given.pop(name) for name in RUNNING}
+        context = context(ck.config) if callable(context) else context
+        device = "cpu" if run["device"] == "auto" else run["device"]
+        kinds = {"type_k": run["cache_type_k"], "type_v": run["cache_type_v"]}
+        model = load(ck, device, given.pop("precision"), run["threads"], context, message=say, **kinds)
+        with model:
+            yield model
+
+
+def show(lines: list[str]) -> None:
+    """Print lines to stdout; characters that its encoding lacks are escaped."""
+    write("\n".join(lines) + "\n")
+
+
+def write(text: str) -> None:
+    """Print text as it is."""
+    encoding = sys.stdout.encoding or "utf-8"
+    click.echo(text.encode(encoding, "backslashreplace").decode(encoding), nl=False)
+
+
+def show_json(body: Any) -> None:
+    """Print JSON; NaN and infinities, which JSON lacks, become null."""
+    click.echo(json.dumps(finite(body), indent=2, ensure_ascii=True))
+
+
+def finite(value: Any) -> Any:
+    """The same value with None for every float that is no number."""
+    if isinstance(value, float) and not abs(value) < float("inf"):
+        return None
+    if isinstance(value, dict):
+        return {k: finite(v) for k, v in value.items()}
+    return [finite(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+def say(message: str) -> None:
+    """A line for people, on stderr."""
+    click.echo(message, err=True)
+
+
+@contextmanager
+def progress(what: str, unit: str = "bytes") -> Iterator[Callable[[int], Callable[[int], None]]]:
+    """A bar on stderr where that is a terminal: call with the total, then with each step done."""
+    if not sys.stderr.isatty():
+        yield lambda _total: lambda _step: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    amount = DownloadColumn() if unit == "bytes" else MofNCompleteColumn()
+    columns = (TextColumn("{task.description}"), BarColumn(), amount, TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+
+        def begin(total: int) -> Callable[[int], None]:
+            task = bar.add_task(what, total=total)
+            return lambda step: bar.advance(task, step)
+
+        yield begin

@@ -1,0 +1,112 @@
+"""Choosing the next token, in llama.cpp's order with its defaults (common.h, llama-sampler.cpp):
+
+logit bias -> repeat penalty -> top-k -> typical -> top-p -> min-p -> temperature -> draw. A temperature of 0 is greedy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import UnsupportedError
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """What to do with the logits. A step is off at top_k 0, top_p 1, min_p 0, typical 1, repeat_penalty 1."""
+
+    temp: float = 0.8
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    typical: float = 1.0
+    repeat_penalty: float = 1.0
+    repeat_last_n: int = 64
+    seed: int | None = None
+    logit_bias: dict[int, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        checks = {
+            "temp": 0 <= self.temp < float("inf"),
+            "top_k": self.top_k >= 0,
+            "top_p": 0 <= self.top_p <= 1,
+            "min_p": 0 <= self.min_p <= 1,
+            "typical": 0 < self.typical <= 1,
+            "repeat_penalty": 0 < self.repeat_penalty < float("inf"),
+            "repeat_last_n": self.repeat_last_n >= -1,
+        }
+        for name, good in checks.items():
+            if not good:
+                raise UnsupportedError(f"{name} is out of range", got=getattr(self, name))
+
+
+class Sampler:
+    """Sampling with a random state of its own: the same seed gives the same tokens."""
+
+    def __init__(self, sampling: Sampling) -> None:
+        self.sampling = sampling
+        self.rng = np.random.default_rng(sampling.seed)
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the choice is the largest logit and nothing else."""
+        s = self.sampling
+        return s.temp == 0 and s.repeat_penalty == 1 and not s.logit_bias
+
+    def pick(self, logits: npt.NDArray[np.float32], history: Sequence[int]) -> int:
+        """The next token; logits (vocab,), `history` the tokens so far, prompt included."""
+        return pick(logits, history, self.sampling, self.rng)
+
+
+def pick(logits: npt.NDArray[np.float32], history: Sequence[int], s: Sampling, rng: np.random.Generator) -> int:
+    """Choose a token; a pure function of its arguments and the random state."""
+    if s.temp == 0 and s.repeat_penalty == 1 and not s.logit_bias:
+        return int(logits.argmax())
+    z = logits.astype(np.float64)
+    for token, bias in s.logit_bias.items():
+        z[token] += bias
+    penalise(z, history, s.repeat_penalty, s.repeat_last_n)
+    if s.temp == 0:
+        return int(z.argmax())
+    ids = np.argsort(-z, kind="stable")
+    if s.top_k:
+        ids = ids[: s.top_k]
+    if s.typical < 1:
+        ids = ids[typical(softmax(z[ids]), s.typical)]
+        ids = ids[np.argsort(-z[ids], kind="stable")]
+    p = softmax(z[ids])
+    if s.top_p < 1:
+        ids = ids[: int(np.searchsorted(np.cumsum(p), s.top_p) + 1)]
+        p = softmax(z[ids])
+    if s.min_p > 0:
+        ids = ids[p >= s.min_p * p[0]]
+    p = softmax(z[ids] / s.temp)
+    return int(ids[min(int(np.searchsorted(np.cumsum(p), rng.random())), len(ids) - 1)])
+
+
+def penalise(z: Floats, history: Sequence[int], penalty: float, last_n: int) -> None:
+    """Divide positive and multiply negative logits of recent tokens by the penalty, in place; last_n -1 means all."""
+    if penalty == 1 or last_n == 0:
+        return
+    recent = np.unique(np.asarray(history if last_n < 0 else history[-last_n:], np.int64))
+    z[recent] = np.where(z[recent] > 0, z[recent] / penalty, z[recent] * penalty)
+
+
+def typical(p: Floats, mass: float) -> npt.NDArray[np.int64]:
+    """Indices of the tokens whose surprise is nearest to the entropy, until they hold `mass` (Meister et al. 2022)."""
+    with np.errstate(divide="ignore"):
+        surprise = -np.log(p)
+    entropy = float((p[p > 0] * surprise[p > 0]).sum())
+    order = np.argsort(np.abs(surprise - entropy), kind="stable")
+    return order[: int(np.searchsorted(np.cumsum(p[order]), mass) + 1)]
+
+
+def softmax(z: Floats) -> Floats:
+    """Probabilities of logits."""
+    e = np.exp(z - z.max())
+    return np.asarray(e / e.sum())
