@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..checkpoint import Checkpoint, Config
 from ..errors import FormatError, UnsupportedError
 from ..layout import Layout, Row, stored_shape
@@ -157,7 +159,7 @@ def chars_of(ck: Checkpoint, path: Path) -> list[str] | None:
 def stated_by(ck: Checkpoint, path: Path) -> dict[str, Any]:
     """Sizes and characters in the order in which files state them."""
     c = ck.config
-    if c.head_dim * c.n_head != c.n_embd or c.n_kv_head != c.n_head or c.norm_eps != 1e-5:
+    if c.head_dim * c.n_head != c.n_embd or c.n_kv_head != c.n_head or np.float32(c.norm_eps) != np.float32(1e-5):
         raise UnsupportedError(
             "microgpt has no place for these heads or this norm", path=path, expected="n_embd / n_head each, eps 1e-05",
             got=f"{c.n_head} heads of {c.head_dim}, {c.n_kv_head} for keys, eps {c.norm_eps:g}",
