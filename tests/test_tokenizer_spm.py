@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,11 @@ def llama(shared: Path) -> SPM:
 
 
 def plain(tokens: list[str], scores: list[float], text: str) -> list[str]:
-    """The rule itself: of all adjacent pairs whose text is a token the best score, leftmost of equals, one at a time."""
+    """The rule: of all adjacent pairs whose text is a token the best score, the leftmost of equals, one at a time."""
     score = dict(zip(tokens, scores, strict=True))
     parts = list(text)
     while True:
-        found = [(-score[a + b], i) for i, (a, b) in enumerate(zip(parts, parts[1:], strict=False)) if a + b in score]
+        found = [(-score[a + b], i) for i, (a, b) in enumerate(pairwise(parts)) if a + b in score]
         if not found:
             return parts
         _, i = min(found)

@@ -28,7 +28,9 @@ DEFAULT_IDS = {"bos": 1, "eos": 2, "unk": 0}
 
 
 class SPM(Tokenizer):
-    """`scores`: one for each token. `add_space_prefix`: a text, and what follows a special token, begins with a space.
+    """`scores`: one for each token; or `merges`, "left right" in order, where a file has them instead.
+
+    `add_space_prefix`: a text, and what follows a special token, begins with a space.
 
     `remove_extra_whitespaces` is kept for files; like llama.cpp for this model, encoding does not use it.
     """
@@ -41,6 +43,7 @@ class SPM(Tokenizer):
         tokens: Strings,
         scores: NDArray[np.float32] | None,
         *,
+        merges: Strings | None = None,
         types: NDArray[np.int32] | None = None,
         ids: Mapping[str, int] | None = None,
         add_bos: bool | None = None,
@@ -52,6 +55,9 @@ class SPM(Tokenizer):
         stored: str = "",
     ) -> None:
         said = list(notes)
+        self._merges = None if merges is None else [m.decode("utf-8", "replace").split(" ") for m in merges]
+        if self._merges is not None:
+            scores = _scores(tokens, self._merges)
         if scores is None:
             said.append("no scores are stored: all are taken as 0, and pairs are joined from the left")
             scores = np.zeros(len(tokens), np.float32)
@@ -138,6 +144,8 @@ class SPM(Tokenizer):
     def _pairs(self) -> dict[tuple[int, int], tuple[int, int]]:
         """(left, right) -> (rank, id): every way to make a token of two tokens; equal scores have equal ranks."""
         texts = self._texts
+        if self._merges is not None:
+            return {(texts[a], texts[b]): (rank, texts[a + b]) for rank, (a, b) in enumerate(self._merges)}
         levels = {s: r for r, s in enumerate(sorted({float(s) for s in self.scores}, reverse=True))}
         pairs = {}
         for text, i in texts.items():
@@ -149,6 +157,11 @@ class SPM(Tokenizer):
                     if right is not None:
                         pairs[left, right] = (rank, i)
         return pairs
+
+    def merge_texts(self) -> Strings:
+        """The joins as "left right" merges, best first, for formats that have merges and no scores."""
+        ordered = sorted(self._pairs.items(), key=lambda item: item[1])
+        return Strings.of(self.tokens[a] + b" " + self.tokens[b] for (a, b), _ in ordered)
 
     @cached_property
     def _piece(self) -> re.Pattern[str]:
@@ -187,7 +200,8 @@ class SPM(Tokenizer):
 
     def _encode_piece(self, piece: str) -> list[int]:
         """Cut further wherever two characters stand side by side in no token, then join."""
-        neighbours, out, start = self._neighbours, [], 0
+        out: list[int] = []
+        neighbours, start = self._neighbours, 0
         for k in range(1, len(piece)):
             if piece[k - 1 : k + 1] not in neighbours:
                 self._join(piece[start:k], out)
@@ -261,3 +275,20 @@ class SPM(Tokenizer):
                 self._encode_bytes(b" " + part if fresh and self.add_space_prefix else part, out)
                 fresh = False
         return out
+
+
+def _scores(tokens: Strings, merges: list[list[str]]) -> NDArray[np.float32]:
+    """Scores that put tokens in the order of the first merge that makes them; what no merge makes comes last.
+
+    Raises FormatError for a merge that is not two tokens or names one that the vocabulary lacks.
+    """
+    known = {t.decode("utf-8", "replace"): i for i, t in enumerate(tokens)}
+    scores = np.full(len(tokens), -1e9, np.float32)
+    for k, pair in enumerate(merges):
+        if len(pair) != 2 or not all(s in known for s in (*pair, "".join(pair))):
+            raise FormatError(
+                "a merge names a token that the vocabulary lacks", at=f"merge {k:,}", expected="tokens", got=repr(pair)
+            )
+        i = known["".join(pair)]
+        scores[i] = max(scores[i], -float(k))
+    return scores

@@ -1,0 +1,268 @@
+"""Hugging Face's tokenizer files: tokenizer.json, or vocab.json with merges.txt, and tokenizer_config.json beside them.
+
+tokenizer.json ("version": "1.0") of the `tokenizers` package: "model" with vocab and merges ("a b" or ["a", "b"]),
+"added_tokens", "normalizer", "pre_tokenizer", "post_processor", "decoder". Byte-level BPE with a splitter that
+llama.cpp has a name for becomes a ByteBPE, BPE over U+2581 with byte fallback an SPM; anything else is run by the
+package as it is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import FormatError, UnsupportedError
+from ..tokenizer import ByteBPE, Strings, Tokenizer, TokenType
+from ..tokenizer.chars import CharTokenizer
+from ..tokenizer.hf import HFTokenizer
+from ..tokenizer.nanoeuler_bpe import NanoeulerBPE
+from ..tokenizer.spm import SPACE, SPM
+from .hf_pre import recognise
+from .hf_tokenizer_write import CHARS, NANOEULER, ROLES, differs, write
+
+__all__ = ["differs", "read", "write"]
+
+LIMIT = 1 << 28  # bytes of a file
+
+
+def read(path: Path) -> Tokenizer | None:
+    """Read the tokenizer of a directory, or a tokenizer.json by any name. None where a directory has none."""
+    folder = path if path.is_dir() else path.parent
+    file = folder / "tokenizer.json" if path.is_dir() else path
+    config = _load(folder / "tokenizer_config.json") or {}
+    if file.is_file():
+        found = _load(file)
+        if not isinstance(found, dict) or not isinstance(found.get("model"), dict):
+            raise FormatError("not a tokenizer.json", path=file, expected='an object with "model"')
+        return _from_json(file, found, config)
+    if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
+        return _from_vocab(folder, config)
+    if path.is_dir():
+        return None
+    raise FormatError("no such file", path=path)
+
+
+def _load(path: Path) -> Any:
+    """Parsed JSON; None for a file that is not there."""
+    if not path.is_file():
+        return None
+    if path.stat().st_size > LIMIT:
+        raise UnsupportedError("too large for a tokenizer", path=path, got=f"{path.stat().st_size:,} bytes")
+    try:
+        return json.loads(path.read_bytes())
+    except json.JSONDecodeError as e:
+        raise FormatError("not JSON", path=path, offset=e.pos, got=e.msg) from e
+    except (UnicodeDecodeError, RecursionError) as e:
+        raise FormatError("not JSON", path=path, got=str(e)) from e
+
+
+def _from_vocab(folder: Path, config: dict[str, Any]) -> Tokenizer:
+    vocab = _load(folder / "vocab.json")
+    try:
+        lines = (folder / "merges.txt").read_bytes().decode().splitlines()
+    except UnicodeDecodeError as e:
+        raise FormatError("not UTF-8", path=folder / "merges.txt", offset=e.start) from e
+    merges = [line for line in lines if line and not line.startswith("#version")]
+    added = _load(folder / "added_tokens.json") or {}
+    listed = [{"id": i, "content": text, "special": True} for text, i in _ids(added, folder / "added_tokens.json")]
+    tokens, types, strips = _tokens(folder / "vocab.json", vocab, listed, config)
+    tokenizer = ByteBPE(
+        tokens,
+        Strings.of(m.encode() for m in merges),
+        pre="gpt-2",
+        types=types,
+        ids=_roles(folder, config, tokens),
+        add_bos=config.get("add_bos_token") is True,
+        add_eos=config.get("add_eos_token") is True,
+        chat_template=_template(folder, config),
+        notes=["vocab.json and merges.txt name no splitter: took GPT-2's"],
+    )
+    tokenizer.lstrip, tokenizer.rstrip = strips
+    return tokenizer
+
+
+def _from_json(path: Path, found: dict[str, Any], config: dict[str, Any]) -> Tokenizer:
+    model = found["model"]
+    notes: list[str] = []
+    vocab = model.get("vocab")
+    if isinstance(vocab, list):  # unigram: [text, score]
+        if not all(isinstance(v, list) and v and isinstance(v[0], str) for v in vocab):
+            raise FormatError("not a vocabulary", path=path, expected="pairs of a text and a score")
+        vocab = {v[0]: i for i, v in enumerate(vocab)}
+    added = found.get("added_tokens") or []
+    tokens, types, strips = _tokens(path, vocab, added, config)
+    common: dict[str, Any] = {
+        "types": types,
+        "ids": _roles(path.parent, config, tokens),
+        "chat_template": _template(path.parent, config),
+    }
+    begins, ends = _template_ends(found.get("post_processor"))
+    for role, text, flag in (("bos", begins, "add_bos"), ("eos", ends, "add_eos")):
+        stored = config.get(f"{flag}_token")
+        common[flag] = stored if isinstance(stored, bool) else bool(text)
+        i = tokens.find(text.encode()) if text else -1
+        if i >= 0:
+            common["ids"].setdefault(role, i)
+    if isinstance(config.get(NANOEULER), list):
+        pairs = np.asarray(config[NANOEULER], np.int32).reshape(-1, 2)
+        return NanoeulerBPE(pairs[:, 0], pairs[:, 1])
+    pre = recognise(found.get("pre_tokenizer"), bool(model.get("ignore_merges")))
+    normalizers = list(_parts(found.get("normalizer"), "normalizers"))
+    unknown = model.get("unk_token")
+    i = tokens.find(unknown.encode()) if isinstance(unknown, str) else -1
+    if i >= 0:
+        types[i] = TokenType.UNKNOWN
+    bpe = model.get("type", "BPE") == "BPE" and not any(
+        model.get(k) for k in ("continuing_subword_prefix", "end_of_word_suffix", "dropout")
+    )
+    tokenizer: Tokenizer
+    if isinstance(config.get(CHARS), dict):
+        i = config[CHARS].get("bos")
+        if pre or config[CHARS].get("bytes"):
+            return CharTokenizer.from_alphabet(tokens, i)
+        return CharTokenizer([b"" if k == i else t for k, t in enumerate(tokens)], i)
+    if bpe and pre and pre != "nanoeuler" and all(n.get("type") in ("NFC", "NFKC", "NFD", "NFKD") for n in normalizers):
+        notes += [f"Unicode normalisation ({n['type']}) is left out, as in llama.cpp" for n in normalizers]
+        tokenizer = ByteBPE(tokens, _merges(path, model), pre=pre, notes=notes, **common)
+        tokenizer.ignore_merges = bool(model.get("ignore_merges"))
+    elif bpe and model.get("byte_fallback") and (prefix := _space_prefix(found, normalizers)) is not None:
+        merges = _merges(path, model)
+        tokenizer = SPM(tokens, None, merges=merges, add_space_prefix=prefix, notes=notes, **common)
+    else:
+        kind = f"{model.get('type')} with a splitter or normaliser that has no name here"
+        notes.append(f"run by the tokenizers package as it is: {kind}")
+        text = path.read_text("utf-8")
+        tokenizer = HFTokenizer(
+            tokens, text, byte_level="ByteLevel" in json.dumps(found.get("decoder")), notes=notes, **common
+        )
+    tokenizer.lstrip, tokenizer.rstrip = strips
+    return tokenizer
+
+
+def _ids(found: Any, path: Path) -> Iterator[tuple[str, int]]:
+    if not isinstance(found, dict):
+        raise FormatError("not a vocabulary", path=path, expected="an object of texts and ids")
+    for text, i in found.items():
+        if not isinstance(i, int) or isinstance(i, bool) or i < 0:
+            raise FormatError(
+                "a token's id is no id", path=path, at=f"token {text!r}", expected="0 or more", got=repr(i)
+            )
+        yield text, i
+
+
+def _tokens(
+    path: Path, vocab: Any, added: list[Any], config: dict[str, Any]
+) -> tuple[Strings, Any, tuple[frozenset[int], frozenset[int]]]:
+    """Token texts by id, their types, and the ids that swallow whitespace before and after them."""
+    text_of = {i: text for text, i in _ids(vocab, path)}
+    if len(text_of) < len(vocab):
+        raise FormatError("two tokens have the same id", path=path, got=f"{len(vocab):,} tokens, {len(text_of):,} ids")
+    listed = [a for a in added if isinstance(a, dict)]
+    decoder = config.get("added_tokens_decoder")
+    if isinstance(decoder, dict):
+        listed += [{**a, "id": int(i)} for i, a in decoder.items() if isinstance(a, dict) and str(i).isdigit()]
+    kinds: dict[int, TokenType] = {}
+    left, right = set(), set()
+    for a in listed:
+        i, text = a.get("id"), a.get("content")
+        if not isinstance(i, int) or isinstance(i, bool) or i < 0 or not isinstance(text, str) or not text:
+            raise FormatError("an added token is damaged", path=path, at="added_tokens", got=repr(a)[:100])
+        text_of[i] = text
+        kinds[i] = TokenType.CONTROL if a.get("special", True) else TokenType.USER_DEFINED
+        left |= {i} if a.get("lstrip") else set()
+        right |= {i} if a.get("rstrip") else set()
+    n = max(text_of, default=-1) + 1
+    if n > 2 * len(text_of) + 65536:
+        raise FormatError(
+            "the ids have holes", path=path, expected=f"about {len(text_of):,} ids", got=f"one of {n - 1:,}"
+        )
+    types = np.full(n, TokenType.UNUSED, np.int32)
+    types[list(text_of)] = TokenType.NORMAL
+    for i, text in text_of.items():
+        if len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
+            types[i] = TokenType.BYTE
+    for i, kind in kinds.items():
+        types[i] = kind
+    texts = (text_of.get(i, f"[PAD{i}]") for i in range(n))
+    return Strings.of(t.encode("utf-8", "surrogatepass") for t in texts), types, (frozenset(left), frozenset(right))
+
+
+def _merges(path: Path, model: dict[str, Any]) -> Strings:
+    lines = []
+    for k, m in enumerate(model.get("merges") or []):
+        if isinstance(m, list) and len(m) == 2 and all(isinstance(p, str) for p in m):
+            m = " ".join(m)
+        if not isinstance(m, str):
+            raise FormatError("a merge is not two tokens", path=path, at=f"merge {k:,}", got=repr(m)[:100])
+        lines.append(m.encode())
+    return Strings.of(lines)
+
+
+def _roles(folder: Path, config: dict[str, Any], tokens: Strings) -> dict[str, int]:
+    """Ids of bos, eos and the others: by their texts in the tokenizer's config, else by id in the model's."""
+    ids: dict[str, int] = {}
+    for source in (config, _load(folder / "special_tokens_map.json") or {}):
+        for role, key in ROLES.items():
+            text = source.get(key)
+            text = text.get("content") if isinstance(text, dict) else text
+            i = tokens.find(text.encode()) if isinstance(text, str) and text else -1
+            if i >= 0:
+                ids.setdefault(role, i)
+    model = _load(folder / "config.json")
+    for role in ("bos", "eos", "pad"):
+        given = model.get(f"{role}_token_id") if isinstance(model, dict) else None
+        given = given[0] if isinstance(given, list) and given else given
+        if isinstance(given, int) and 0 <= given < len(tokens):
+            ids.setdefault(role, given)
+    return ids
+
+
+def _template(folder: Path, config: dict[str, Any]) -> str | None:
+    found = config.get("chat_template")
+    if isinstance(found, list):
+        named = {t.get("name"): t.get("template") for t in found if isinstance(t, dict)}
+        found = named.get("default")
+    beside = folder / "chat_template.jinja"
+    if found is None and beside.is_file():
+        found = beside.read_text("utf-8", "replace")
+    return found if isinstance(found, str) else None
+
+
+def _parts(found: Any, inner: str) -> Iterator[dict[str, Any]]:
+    """The steps of a component that may be a sequence."""
+    if isinstance(found, dict):
+        if found.get("type") == "Sequence":
+            for part in found.get(inner) or []:
+                yield from _parts(part, inner)
+        else:
+            yield found
+
+
+def _template_ends(found: Any) -> tuple[str, str]:
+    """Texts of the special tokens that the post-processor puts before and after a text; "" for none."""
+    for part in _parts(found, "processors"):
+        single = part.get("single")
+        if part.get("type") == "TemplateProcessing" and isinstance(single, list) and single:
+            first, last = (
+                s.get("SpecialToken", {}).get("id", "") if isinstance(s, dict) else "" for s in (single[0], single[-1])
+            )
+            return str(first), str(last)
+    return "", ""
+
+
+def _space_prefix(found: dict[str, Any], normalizers: list[dict[str, Any]]) -> bool | None:
+    """Whether a text gets a space in front; None where spaces are not written as U+2581."""
+    steps = list(_parts(found.get("pre_tokenizer"), "pretokenizers"))
+    if len(steps) == 1 and steps[0].get("type") == "Metaspace" and not normalizers:
+        if steps[0].get("split") is not False or steps[0].get("replacement") != SPACE:
+            return None
+        return bool(steps[0].get("prepend_scheme", "always") != "never")
+    kinds = [n.get("type") for n in normalizers]
+    replaced = any(n.get("type") == "Replace" and n.get("content") == SPACE for n in normalizers)
+    if steps or not replaced or not set(kinds) <= {"Prepend", "Replace"}:
+        return None
+    return "Prepend" in kinds

@@ -1,0 +1,86 @@
+"""A tokenizer.json that has no name here: run by the `tokenizers` package as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import FormatError, UnsupportedError
+from .base import Tokenizer
+from .byte_alphabet import TO_CHAR, to_bytes
+from .special import SPECIAL, TokenType
+from .strings import Strings
+
+
+class HFTokenizer(Tokenizer):
+    """`json`: the text of tokenizer.json. `byte_level`: tokens are written in the byte alphabet."""
+
+    kind = "hf"
+    model = ""
+
+    def __init__(
+        self,
+        tokens: Strings,
+        json: str,
+        *,
+        byte_level: bool,
+        types: NDArray[np.int32] | None = None,
+        ids: Mapping[str, int] | None = None,
+        add_bos: bool = False,
+        add_eos: bool = False,
+        chat_template: str | None = None,
+        notes: Iterable[str] = (),
+    ) -> None:
+        super().__init__(
+            tokens, types=types, ids=ids, add_bos=add_bos, add_eos=add_eos, chat_template=chat_template, notes=notes
+        )
+        self.json, self.byte_level = json, byte_level
+
+    @cached_property
+    def _package(self) -> Any:
+        from tokenizers import Tokenizer as Package
+
+        try:
+            return Package.from_str(self.json)
+        except Exception as e:
+            raise FormatError("the tokenizers package cannot read tokenizer.json", got=str(e)) from e
+
+    def _token_bytes(self, id: int) -> bytes:
+        stored = self.tokens[id]
+        if self.type_of(id) not in SPECIAL:
+            text = stored.decode("utf-8", "replace")
+            if self.byte_level:
+                data = to_bytes(text)
+                return stored if data is None else data
+            if len(text) == 6 and text[:3] == "<0x" and text[5] == ">":
+                return bytes.fromhex(text[3:5])
+            return text.replace("▁", " ").encode()
+        return stored
+
+    def decode(self, ids: Iterable[int], special: bool = False) -> str:
+        """The text of a sequence of ids, by the file's own decoder."""
+        return str(self._package.decode(list(ids), skip_special_tokens=not special))
+
+    def byte_ids(self, data: bytes) -> list[int]:
+        """One id for each byte; UnsupportedError where the vocabulary has no token for one."""
+        ids = [self.find(chr(TO_CHAR[b]) if self.byte_level else f"<0x{b:02X}>") for b in data]
+        found = [i for i in ids if i is not None]
+        if len(found) < len(ids):
+            raise UnsupportedError(
+                "the vocabulary has no token for a byte of the text",
+                expected="byte tokens",
+                got=f"0x{data[ids.index(None)]:02x}",
+            )
+        return found
+
+    def _encode_text(self, text: str, out: list[int]) -> None:
+        out += self._package.encode(text, add_special_tokens=False).ids
+
+    def type_of(self, id: int) -> TokenType:
+        """Type of a token; the file's own list of special tokens is the only source."""
+        self.check(id)
+        return TokenType.NORMAL if self.types is None else TokenType(int(self.types[id]))
