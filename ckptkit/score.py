@@ -179,7 +179,7 @@ def run(
 def _score(
     model: Scored, source: Source, made: Sequence[tuple[Plan, Any]], options: PplOptions, progress: Progress | None
 ) -> list[PplReport]:
-    notes = _notes(model, source)
+    notes = _notes(model, source, options)
     detail = [PerToken(model.threads) if options.per_token or options.html else None for _ in made]
     reports = []
     with ExitStack() as stack:
@@ -205,10 +205,13 @@ def _named(progress: Progress, mode: str) -> Callable[[int, int, float], object]
     return lambda done, count, ppl: progress(mode, done, count, ppl)
 
 
-def _notes(model: Scored, source: Source) -> list[str]:
+def _notes(model: Scored, source: Source, options: PplOptions) -> list[str]:
+    notes = []
     if source.text is not None and model.tokenizer is not None and model.tokenizer.add_eos:
-        return ["the vocabulary asks for an end token after a text; none is scored"]
-    return []
+        notes.append("the vocabulary asks for an end token after a text; none is scored")
+    if options.stride is not None and options.mode not in ("stride", "all"):
+        notes.append(f"a stride means nothing in mode {options.mode} and was not used")
+    return notes
 
 
 def kl(

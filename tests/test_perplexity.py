@@ -180,6 +180,15 @@ def test_stride_is_half_a_window_by_default(source: Any) -> None:
     assert r.stride == 10
 
 
+def test_stride_in_another_mode_and_an_unused_end_token_are_noted(source: Any) -> None:
+    [r] = scoring.run(Table(Bytes(add_eos=True)), source(text(90)), PplOptions(n_ctx=20, stride=3))
+    assert [n.split()[0:4] for n in r.notes] == [
+        ["the", "vocabulary", "asks", "for"],
+        ["a", "stride", "means", "nothing"],
+    ]
+    check(r, judge_llama(Table(Bytes()), text(90), 20, 9, None))
+
+
 def test_docs_score_each_line_between_its_own_ends(source: Any) -> None:
     m, n_ctx = Table(Bytes()), 8
     lines = [b"anna", b"bo", b"a name that is cut"]

@@ -21,14 +21,19 @@ def ppl(model: Path, text: Path, **options: Any) -> Any:
     return report
 
 
+@pytest.fixture
+def trained(fixtures_dir: Path) -> Path:
+    return fixtures_dir / "trained"
+
+
 @pytest.mark.parametrize(("name", "nll"), [("gpt2_tiny.bin", 2.693910), ("gpt2_tiny_bf16.bin", 2.693724)])
-def test_llmc_validation_loss(shared: Path, name: str, nll: float) -> None:
+def test_llmc_validation_loss(trained: Path, name: str, nll: float) -> None:
     """40 windows of 64, as a float64 forward scored them."""
-    r = ppl(shared / name, shared / "gpt2_tiny_val.bin", mode="full", n_ctx=64, chunks=40)
+    r = ppl(trained / name, trained / "gpt2_tiny_val.bin", mode="full", n_ctx=64, chunks=40)
     assert r.tokens == 40 * 64
     assert r.nll == pytest.approx(nll, abs=1e-5)
-    shard = np.fromfile(shared / "gpt2_tiny_val.bin", "<u2", 1 + 40 * 64, offset=1024)
-    with ckptkit.open(shared / name) as ck:
+    shard = np.fromfile(trained / "gpt2_tiny_val.bin", "<u2", 1 + 40 * 64, offset=1024)
+    with ckptkit.open(trained / name) as ck:
         tokenizer = ck.tokenizer
     assert tokenizer is not None
     n_bytes = len(tokenizer.decode_bytes(shard[1:].tolist()))
@@ -68,9 +73,9 @@ def test_extra_prediction_head_is_worse_at_looking_further(shared: Path, tmp_pat
         ppl(model, tail, mode="full", n_ctx=64, chunks=1, mtp_head=3)
 
 
-def test_window_beyond_the_position_table_is_refused(shared: Path) -> None:
+def test_window_beyond_the_position_table_is_refused(trained: Path) -> None:
     with pytest.raises(UnsupportedError, match="position table"):
-        ppl(shared / "gpt2_tiny.bin", shared / "tinyshakespeare.txt", n_ctx=65)
+        ppl(trained / "gpt2_tiny.bin", trained / "gpt2_tiny_val.bin", n_ctx=65)
 
 
 @pytest.mark.slow
