@@ -3,7 +3,8 @@
 uint32 length of the longest token | for each token: float32 score, int32 length, bytes
 
 The number of tokens is not in the file. Spaces stand for U+2581, BOS (id 1) is "\\n<s>\\n" and EOS (id 2)
-"\\n</s>\\n", id 0 is <unk>, ids 3..258 are the byte tokens "<0x00>" to "<0xFF>". Encoding joins characters by score, as in SPM.
+"\\n</s>\\n", id 0 is <unk>, ids 3..258 are the byte tokens "<0x00>" to "<0xFF>". Encoding joins characters by
+score, as in SPM.
 """
 
 from __future__ import annotations
