@@ -1,7 +1,7 @@
 """The table of splitters, judged by llama.cpp: pre_vectors.json holds llama_tokenize's ids with GPT-2's vocabulary.
 
-They were taken from ggml-vocab-gpt-2.gguf with another `tokenizer.ggml.pre` written into it (libllama, release 0.3.36 of
-llama-cpp-python, no special tokens), one name for each row of the table.
+They were taken from ggml-vocab-gpt-2.gguf with another `tokenizer.ggml.pre` written into it (libllama of
+llama-cpp-python 0.3.36, no special tokens), one name for each row of the table.
 """
 
 from __future__ import annotations
@@ -90,5 +90,5 @@ def test_sets_are_sorted_ranges_outside_ascii() -> None:
 
 
 def test_tokenizers_package_is_imported_on_first_use_only() -> None:
-    code = "import sys, ckptkit.tokenizer, ckptkit.tokenizer.spm; sys.exit('tokenizers' in sys.modules or 'numba' in sys.modules)"
+    code = "import sys, ckptkit.tokenizer.spm; sys.exit(not {'tokenizers', 'numba'}.isdisjoint(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
