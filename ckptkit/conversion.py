@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from . import formats
-from .arch import ARCHS, MTP, arch_of, as_arch, check_model, leave_out, template, with_pairing
+from .arch import ARCHS, MTP, ROPE_FACTORS, arch_of, as_arch, check_model, leave_out, template, with_pairing
 from .checkpoint import Checkpoint
 from .errors import LossyError, UnsupportedError
 from .files import Bytes, check_output
@@ -181,7 +181,8 @@ def write(
     target, stored = _plan(ck, module, options)
     ck, beside = _mtp(ck, heads, target, module, options, done)
     holds = target.layout.holds()
-    gone = [n for n in ck.tensors if template(n) not in holds and n not in beside]
+    said = ROPE_FACTORS if ck.config.rope_scaling else {}  # the config says what these hold
+    gone = [n for n in ck.tensors if template(n) not in holds and n not in beside and n not in said]
     done += leave_out(ck, gone, options.drop, f"{module.NAME} ({ck.config.arch})")
     notes += [note for arch, note in getattr(module, "NOTES", {}).items() if arch == ck.config.arch]
     encoded, lines = _encode(stored, _types(ck, module, target, stored, options), options, done)

@@ -12,6 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..arch import ARCHS
 from ..checkpoint import Checkpoint, Config, RopeScaling, Source
 from ..errors import FormatError, UnsupportedError
@@ -167,12 +169,13 @@ def _arrange(
         norm_eps=chosen(options.norm_eps, eps, DEFAULT_EPS.get(arch, 1e-5), "norm_eps", notes),
         rope_theta=chosen(options.rope_theta, stored["rope_theta"], 10000.0, "rope_theta", notes) if rope else 10000.0,
         rope_pairing=LAYOUTS[arch].rope_pairing,
-        rope_scaling=_scaling(arch, keys) if rope else None,
         sliding_window=int(stored["sliding_window"]),
         n_mtp_head=int(number(keys.get("ckptkit.mtp_heads")) or 1),
         tied_output="output.weight" not in found,
     )
     config.check(path)
+    if rope:
+        config = replace(config, rope_scaling=_scaling(arch, keys, found.get("rope_freqs.weight"), config))
     if config.n_mtp_head > MAX_MTP_HEADS:
         raise FormatError("too many prediction heads", path=path, at="key ckptkit.mtp_heads", got=config.n_mtp_head)
     partial = number(keys.get(f"{arch}.rope.dimension_count"))
@@ -217,11 +220,23 @@ def _check_fused(layout: Layout, config: Config, found: Mapping[str, Tensor], pa
                 )
 
 
-def _scaling(arch: str, keys: Mapping[str, Value]) -> RopeScaling | None:
+def _published(factors: Tensor, config: Config) -> RopeScaling | None:
+    """The rule of Llama 3.1 to 3.3 that gives these divisors; None if none does, and the divisors stay a tensor."""
+    if factors.type != QType.F32 or factors.n_elements != config.head_dim // 2:
+        return None
+    values = factors.read().view("<f4").reshape(-1)
+    for factor in (8.0, 32.0):
+        scaling = RopeScaling("llama3", factor, 1.0, 4.0, 8192)
+        if np.allclose(values, scaling.factors(config.head_dim, config.rope_theta), rtol=1e-6, atol=0):
+            return scaling
+    return None
+
+
+def _scaling(arch: str, keys: Mapping[str, Value], factors: Tensor | None, config: Config) -> RopeScaling | None:
     kind = text(keys, f"{arch}.rope.scaling.type")
     factor = number(keys.get(f"{arch}.rope.scaling.factor")) or number(keys.get(f"{arch}.rope.scale_linear"))
     if kind in ("", "none") and not (factor and factor != 1):
-        return None
+        return None if factors is None else _published(factors, config)
     original = number(keys.get(f"{arch}.rope.scaling.original_context_length"))
     return RopeScaling(kind or "linear", float(factor or 1), original_context=int(original or 0))
 

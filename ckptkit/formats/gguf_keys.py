@@ -16,7 +16,7 @@ from ..quant.types import PLAIN
 from ..tensor import Tensor
 from . import gguf_tokenizer
 from .gguf_io import DTYPES, Kind, Value
-from .options import WriteOptions
+from .options import CARRIED, WriteOptions
 
 NAME = "gguf"
 # config field, key after "{arch}.", value type
@@ -88,7 +88,7 @@ def all_keys(ck: Checkpoint, stored: Mapping[str, Tensor], path: Path, options: 
             if ck.config.n_mtp_head > 1:
                 keys["ckptkit.mtp_heads"] = Value(Kind.U32, ck.config.n_mtp_head)
         keys["ckptkit.source_format"] = Value(Kind.STRING, ck.source.format)
-        for fact in ("llmc_version", "padded_vocab_size", "mtp_sha256"):
+        for fact in CARRIED:
             value = ck.source.metadata.get(fact)
             if value is not None and not isinstance(value, Value):
                 kind = Kind.U32 if isinstance(value, int) else Kind.STRING

@@ -50,6 +50,10 @@ class Target:
     n_padding: int = 0
 
 
+# facts of a source file that mean nothing elsewhere and are carried along, so that the way back gives the same bytes
+CARRIED = ("llmc_version", "llmc_llama3_rest", "llama2c_version", "padded_vocab_size", "mtp_sha256")
+
+
 def origin(source: Source, name: str) -> Any:
     """A fact of the file that a model first came from, kept through other formats (in GGUF as key ckptkit.NAME)."""
     value = source.metadata.get(name, source.metadata.get(f"ckptkit.{name}"))

@@ -20,7 +20,7 @@ def read_tokenizer(path: Path, vocab_size: int) -> Tokenizer:
     head, size = (b"", 0) if path.is_dir() else read_head(path)
     tokenizer: Tokenizer | None
     if path.is_dir() or path.suffix == ".json":
-        tokenizer = hf_tokenizer.read(path if path.is_dir() else path.parent)
+        tokenizer = hf_tokenizer.read(path)
     elif llmc_tokenizer.detect(head):
         tokenizer = llmc_tokenizer.read(path)
     elif gguf.detect(path, head, size):
