@@ -12,6 +12,7 @@ from ckptkit.quant.types import BLOCKS, QType
 from ckptkit.runtime import kernels_cpu as k
 from ckptkit.runtime.kv_cache import KVCache
 from ckptkit.runtime.weights import Norm
+from ckptkit.tensor import from_array
 
 TYPES = sorted(k.NATIVE)
 PLAIN = (QType.F32, QType.F16, QType.BF16)
@@ -61,7 +62,7 @@ def test_groups_of_two_types_and_a_missing_bias(work, n):
         random_blocks(t, (rows, 256), 0.1, rows) for t, rows in [(QType.Q4_K, 50), (QType.Q6_K, 70), (QType.Q4_K, 9)]
     ]
     weight = k.place([t for t, _ in parts], None)
-    assert not weight.copied
+    assert [how for _, how, _ in weight.copied] == ["interleaved"] * 3
     x = rng.standard_normal((n, 256)).astype(np.float32)
     out = np.empty((n, 129), np.float32)
     k.norm_linear(out, x, None, weight, batch(work))
@@ -70,9 +71,9 @@ def test_groups_of_two_types_and_a_missing_bias(work, n):
 
 
 def test_types_without_kernels_are_decoded(work):
-    t, w = random_blocks(QType.Q3_K, (20, 256), 0.1)
-    weight = k.place([t], None)
-    assert weight.copied == [("Q3_K", "decoded to F32", 20 * 256 * 4)]
+    w = np.random.default_rng(0).standard_normal((20, 256))
+    weight = k.place([from_array(w, QType.F64)], None)
+    assert weight.copied == [("F64", "decoded to F32", 20 * 256 * 4)]
     x = np.random.default_rng(0).standard_normal((4, 256)).astype(np.float32)
     out = np.empty((4, 20), np.float32)
     k.norm_linear(out, x, None, weight, batch(work))

@@ -21,8 +21,8 @@ import numpy as np
 
 from ..errors import UnsupportedError
 from ..quant.encode import decode_rows
-from ..quant.types import QType
-from ..tensor import Tensor
+from ..quant.types import QType, row_bytes
+from ..tensor import CHUNK, Tensor
 
 
 def _cache_directory():
@@ -47,12 +47,15 @@ from numba import types  # noqa: E402  the directory must be chosen before
 from . import kernels_cpu_attention as att  # noqa: E402
 from . import kernels_cpu_linear as lin  # noqa: E402
 from .kernels_cpu_blocks import DECODE  # noqa: E402
+from .kernels_cpu_lanes import ROWS, interleave  # noqa: E402
 from .kernels_cpu_team import Team  # noqa: E402
-from .simd import has_bf16_dot  # noqa: E402
+from .simd import LANES, has_bf16_dot  # noqa: E402
 
 NAME = "cpu"
-NATIVE = frozenset(DECODE)  # types that run as stored
-BF16_TYPES = frozenset(DECODE) - {QType.F32, QType.F16}  # whose values lose nothing that matters as bf16
+PLAIN = (QType.F32, QType.F16, QType.BF16)
+MAX_TOKENS = 512  # of one pass
+NATIVE = frozenset({*PLAIN, *ROWS})  # types whose bytes products read
+BF16_TYPES = NATIVE - {QType.F32, QType.F16}  # whose values lose nothing that matters as bf16
 ACTS = {"silu_gate": lin.SILU_GATE, "gelu_tanh": lin.GELU, "relu": lin.RELU}
 PAIRINGS = {"": 0, "adjacent": 1, "half": 2}
 NORMS = {"rms": lin.RMS, "layer": lin.LAYER}
@@ -60,9 +63,9 @@ NORMS = {"rms": lin.RMS, "layer": lin.LAYER}
 
 @dataclass
 class Weight:
-    """Stacked rows: parts as they lie in the file, or decoded; `table` is what kernels read of them."""
+    """Stacked rows: parts as they lie in the file, interleaved or decoded; `table` is what kernels read of them."""
 
-    arrays: list[np.ndarray]  # uint8 (rows, bytes of a row), kept alive
+    arrays: list[np.ndarray]  # uint8, kept alive
     types: tuple[int, int]
     n_rows: int
     k: int
@@ -101,6 +104,10 @@ class Program:
 
 def empty(shape, dtype=np.float32):
     return np.empty(shape, dtype)
+
+
+def zeros(shape, dtype=np.float32):
+    return np.zeros(shape, dtype)
 
 
 def upload(array):
@@ -148,49 +155,57 @@ def describe(work, report):
 
 
 def place(parts: list[Tensor], biases: list[Tensor] | None):
-    """Rows of all parts as one weight, each part where it lies in the file; types without a kernel are decoded to f32."""
-    arrays, names, kept, copied = [], [], [], []
-    natives = []
+    """Rows of all parts as one weight for products.
+
+    Plain types stay where they lie in the file; blocks keep their bytes, interleaved sixteen rows at a time; types without a
+    kernel, and what goes beyond two types, are decoded to f32.
+    """
+    used = list(dict.fromkeys(t.type if t.type in NATIVE else QType.F32 for t in parts))
+    if len(used) > 2:
+        used = [QType.F32]
+    return _weight(parts, used, biases, interleaved=True)
+
+
+def place_rows(t: Tensor):
+    """A table of which single rows are read: as it lies in the file."""
+    return _weight([t], [t.type if t.type in DECODE else QType.F32], None, interleaved=False)
+
+
+def _weight(parts, used, biases, interleaved):
+    table, arrays, kept, copied = [], [], [], []
     for t in parts:
-        if t.type in DECODE and t.type not in natives:
-            natives.append(t.type)
-    for t in parts:
-        if t.type in natives[:2] and (len(natives) < 2 or all(p.type in natives[:2] for p in parts)):
-            if t.view is not None:
-                arrays.append(t.view())
-                kept.append((t.type.name, t.nbytes))
-            else:
-                arrays.append(t.read())
-                copied.append((t.type.name, "rearranged", t.nbytes))
-            names.append(t.type)
-        else:
-            rows = np.empty((t.n_rows, t.row_elements), np.float32)
+        type = t.type if t.type in used else QType.F32
+        width = row_bytes(type, t.row_elements)
+        if type != t.type:
+            array = np.empty((t.n_rows, t.row_elements), np.float32)
             for lo, chunk in t.chunks():
-                rows[lo : lo + len(chunk)] = decode_rows(chunk, t.type)
-            arrays.append(rows.view(np.uint8))
-            names.append(QType.F32)
-            copied.append((t.type.name, "decoded to F32", rows.nbytes))
-    used = list(dict.fromkeys(names))
-    if len(used) > 2:  # a kernel knows two types at most
-        return place([_as_f32(t) for t in parts], biases)
-    table = np.array(
-        [(a.ctypes.data, len(a), a.shape[1], used.index(n)) for a, n in zip(arrays, names, strict=True)], np.int64
-    )
+                array[lo : lo + len(chunk)] = decode_rows(chunk, t.type)
+            copied.append((t.type.name, "decoded to F32", array.nbytes))
+        elif interleaved and type in ROWS:
+            array = np.empty((-(-t.n_rows // LANES), width, LANES), np.uint8)
+            step = max(CHUNK // width // LANES, 1) * LANES
+            for lo in range(0, t.n_rows, step):
+                rows = t.rows(lo, min(lo + step, t.n_rows))
+                array[lo // LANES : (lo + step) // LANES] = interleave(rows)
+            copied.append((t.type.name, "interleaved", array.nbytes))
+        elif t.view is not None:
+            array = t.view()
+            kept.append((t.type.name, t.nbytes))
+        else:
+            array = t.read()
+            copied.append((t.type.name, "rearranged", t.nbytes))
+        arrays.append(array)
+        table.append((array.ctypes.data, t.n_rows, width, used.index(type)))
     bias = np.concatenate([plain(b) for b in biases]) if biases else None
     pair = (int(used[0]), int(used[-1]))
-    return Weight(arrays, pair, sum(map(len, arrays)), parts[0].row_elements, table, bias, kept, copied)
+    n_rows, k = sum(t.n_rows for t in parts), parts[0].row_elements
+    return Weight(arrays, pair, n_rows, k, np.array(table, np.int64), bias, kept, copied)
 
 
 def plain(t: Tensor):
     """A small tensor as f32, flat or (rows, columns)."""
     values = decode_rows(t.read(), t.type)
     return np.ascontiguousarray(values.reshape(t.shape), np.float32)
-
-
-def _as_f32(t: Tensor):
-    from ..quant.encode import decode
-
-    return t if t.type == QType.F32 else decode(t)
 
 
 # --- programs ---
@@ -251,6 +266,19 @@ def capture(fn, work):
 def replay(graph, work):
     """Run a captured program."""
     work.team.run(graph.table)
+
+
+def run(fn, work):
+    """The steps that `fn()` takes, now."""
+    replay(capture(fn, work), work)
+
+
+def bucket(reach, context):
+    """Programs serve every position: there is one size."""
+    return 0
+
+
+greedy_steps = None  # picking a token on the device would save nothing
 
 
 # --- steps ---

@@ -18,8 +18,12 @@ Arguments (int64 unless said), the same table for `matvec`, `pack` and `matmat`;
 from __future__ import annotations
 
 from numba import njit
+from numba.extending import overload
 
+from ..quant.types import QType
 from .kernels_cpu_blocks import block_bytes, block_elements, decode16
+from .kernels_cpu_lanes import ROWS as LANE_ROWS
+from .kernels_cpu_lanes import lanes_decode, lanes_dot
 from .kernels_cpu_team import JIT, take
 from .simd import (
     LANES,
@@ -83,20 +87,68 @@ def plain_value(t, address):
 
 @inlined
 def dot(t, w, x, n):
-    """Row of type t at w times f32 x, n values."""
+    """Row of plain type t at w times f32 x, n values."""
     even, odd = splat(0.0), splat(0.0)
-    for _ in range(n // block_elements(t)):
-        for j in range(0, block_elements(t) // 16, 2):
-            even = fma(decode16(t, w, j), load_f32(x), even)
-            if block_elements(t) > 16:
-                odd = fma(decode16(t, w, j + 1), load_f32(x + 64), odd)
-            x += min(block_elements(t), 32) * 4
-        w += block_bytes(t)
-    y = sum16(add(even, odd))
-    if block_elements(t) == 16:
-        for i in range(n % 16):
-            y += plain_value(t, w + i * (block_bytes(t) // 16)) * get_f32(x + 4 * i)
+    size = block_bytes(t)
+    for i in range(0, n // 32):
+        even = fma(decode16(t, w + 2 * i * size, 0), load_f32(x + 128 * i), even)
+        odd = fma(decode16(t, w + (2 * i + 1) * size, 0), load_f32(x + 128 * i + 64), odd)
+    return sum16(add(even, odd)) + rest(t, w, x, n)
+
+
+@inlined
+def rest(t, w, x, n):
+    """What is left of a row behind whole pairs of vectors."""
+    y = 0.0
+    for i in range(n // 32 * 32, n):
+        y += plain_value(t, w + i * (block_bytes(t) // 16)) * get_f32(x + 4 * i)
     return y
+
+
+@inlined
+def dots(t, w, width, n_rows, x, n, out):
+    """Rows of plain type t times x, to out: four at a time, which keeps more of the memory busy."""
+    size = block_bytes(t)
+    for r in range(0, n_rows // 4 * 4, 4):
+        w0 = w + r * width
+        w1, w2, w3 = w0 + width, w0 + 2 * width, w0 + 3 * width
+        a, b, c, d = splat(0.0), splat(0.0), splat(0.0), splat(0.0)
+        for i in range(n // 32):
+            for j in range(2):
+                v, at = load_f32(x + 128 * i + 64 * j), (2 * i + j) * size
+                a = fma(decode16(t, w0 + at, 0), v, a)
+                b = fma(decode16(t, w1 + at, 0), v, b)
+                c = fma(decode16(t, w2 + at, 0), v, c)
+                d = fma(decode16(t, w3 + at, 0), v, d)
+        put_f32(out + 4 * r, sum16(a) + rest(t, w0, x, n))
+        put_f32(out + 4 * r + 4, sum16(b) + rest(t, w1, x, n))
+        put_f32(out + 4 * r + 8, sum16(c) + rest(t, w2, x, n))
+        put_f32(out + 4 * r + 12, sum16(d) + rest(t, w3, x, n))
+    for r in range(n_rows // 4 * 4, n_rows):
+        put_f32(out + 4 * r, dot(t, w + r * width, x, n))
+
+
+@inlined
+def lane_dots(t, w, width, n_rows, x, sums, n, out):
+    """Rows of block type t, interleaved, times x, to out in whole vectors; `sums` holds those of every sixteen x."""
+    for g in range((n_rows + 15) // 16):
+        total = splat(0.0)
+        block = w + g * 16 * width
+        for i in range(0, n, block_elements(t)):
+            total = lanes_dot(t, block, x + 4 * i, sums + i // 4, total)
+            block += 16 * block_bytes(t)
+        store_f32(out + 64 * g, total)
+
+
+def part_dots(t, w, width, n_rows, x, sums, n, out):
+    """Rows of one part times x, by the kind of its type."""
+
+
+@overload(part_dots, prefer_literal=True)
+def _part_dots(t, w, width, n_rows, x, sums, n, out):
+    if QType(t.literal_value) in LANE_ROWS:
+        return lambda t, w, width, n_rows, x, sums, n, out: lane_dots(t, w, width, n_rows, x, sums, n, out)
+    return lambda t, w, width, n_rows, x, sums, n, out: dots(t, w, width, n_rows, x, n, out)
 
 
 @inlined
@@ -188,40 +240,47 @@ def activate16(act, x):
 @njit(**JIT)
 def matvec(ta, tb, tc, args, team, tid):
     """out = W norm(x) + b for one token, then what slot THEN says; rows in chunks, in any order."""
-    then = get_i64(args + THEN)
-    n, n_rows, n_parts = get_i64(args + K), get_i64(args + N_ROWS), get_i64(args + N_PARTS)
-    out, bias, parts = get_i64(args + OUT), get_i64(args + BIAS), get_i64(args + PARTS)
-    x = get_i64(args + X)
+    then, n, parts = get_i64(args + THEN), get_i64(args + K), get_i64(args + PARTS)
+    out, bias, x = get_i64(args + OUT), get_i64(args + BIAS), get_i64(args + X)
     if get_i64(args + ROW_INDEX) != 0:
         x += get_i32(get_i64(args + ROW_INDEX)) * get_i64(args + X_STRIDE)
     h = get_i64(args + SCRATCH) + tid * get_i64(args + SCRATCH_STRIDE)
     normalise(h, x, n, args)
+    sums = h + get_i64(args + PADDED_K) * 4  # of every 16 values, for shifts of blocks
+    if block_elements(ta) > 16 or block_elements(tb) > 16:
+        for i in range(0, n, 16):
+            put_f32(sums + i // 4, sum16(load_f32(h + 4 * i)))
+    result = sums + get_i64(args + PADDED_K) // 4
     # About 12 KiB of weights a chunk and a multiple of 16 rows: many enough to keep threads level.
     step = (12288 // get_i64(parts + 16) + 16) // 16 * 16
-    n_chunks = (n_rows + step - 1) // step
-    sums = h + get_i64(args + PADDED_K) * 4
-    chunk = take(team)
-    while chunk < n_chunks:
-        lo = chunk * step
-        hi = min(lo + step, n_rows)
-        first = 0  # stacked row at which the part begins
-        for p in range(n_parts):
-            part = parts + 32 * p
-            width = get_i64(part + 16)
-            if then == SILU_GATE:
-                first = 0  # gate and up lie side by side: row i of each makes value i
-            begin, end = max(lo, first), min(hi, first + get_i64(part + 8))
-            w = get_i64(part) + (begin - first) * width
-            to = sums + 4 * (begin - lo) + (4 * step * p if then == SILU_GATE else 0)
-            if get_i64(part + 24) == 0:
-                for i in range(end - begin):
-                    put_f32(to + 4 * i, dot(ta, w + i * width, h, n))
+    while True:
+        part, first, lo = locate(then, parts, get_i64(args + N_PARTS), step, take(team))
+        if part == 0:
+            return
+        n_rows = min(step, get_i64(part + 8) - lo)
+        for p in range(2 if then == SILU_GATE else 1):  # up's rows right behind gate's
+            at, to = part + 32 * p, result + 4 * step * p
+            w, width = get_i64(at) + lo * get_i64(at + 16), get_i64(at + 16)
+            if get_i64(at + 24) == 0:
+                part_dots(ta, w, width, n_rows, h, sums, n, to)
             elif ta != tb:
-                for i in range(end - begin):
-                    put_f32(to + 4 * i, dot(tb, w + i * width, h, n))
-            first += get_i64(part + 8)
-        finish(then, out + 4 * lo, sums, sums + 4 * step, bias + 4 * lo if bias != 0 else 0, hi - lo)
-        chunk = take(team)
+                part_dots(tb, w, width, n_rows, h, sums, n, to)
+        row = first + lo
+        finish(then, out + 4 * row, result, result + 4 * step, bias + 4 * row if bias != 0 else 0, n_rows)
+
+
+@inlined
+def locate(then, parts, n_parts, step, chunk):
+    """Where chunk number `chunk` of `step` rows lies: the part's address (0: there is none), its first stacked row, the row in it."""
+    first = 0
+    for p in range(1 if then == SILU_GATE else n_parts):  # up is taken along with gate
+        part = parts + 32 * p
+        n_rows = get_i64(part + 8)
+        if chunk * step < n_rows:
+            return part, first, chunk * step
+        first += n_rows
+        chunk -= (n_rows + step - 1) // step
+    return 0, 0, 0
 
 
 @inlined
@@ -288,73 +347,66 @@ def pack(ta, tb, tc, args, team, tid):
 
 
 @inlined
-def tiles(pairs, n_vectors, a, row_step, n_rows, panel, n_k, c, fresh):
+def tiles(pairs, n_vectors, a, row_step, k_step, n_rows, panel, n_k, c, fresh):
     """Rows of one chunk times one piece of a panel."""
     whole = n_rows // ROWS_AT_ONCE * ROWS_AT_ONCE
     for r in range(0, whole, ROWS_AT_ONCE):
-        tile(
-            pairs,
-            6,
-            n_vectors,
-            a + r * row_step,
-            row_step,
-            4,
-            panel,
-            PANEL_STEP,
-            n_k,
-            c + r * PANEL_STEP,
-            PANEL_STEP,
-            fresh,
-        )
+        left, to = a + r * row_step, c + r * PANEL_STEP
+        tile(pairs, 6, n_vectors, left, row_step, k_step, panel, PANEL_STEP, n_k, to, PANEL_STEP, fresh)
     for r in range(whole, n_rows):
-        tile(
-            pairs,
-            1,
-            n_vectors,
-            a + r * row_step,
-            row_step,
-            4,
-            panel,
-            PANEL_STEP,
-            n_k,
-            c + r * PANEL_STEP,
-            PANEL_STEP,
-            fresh,
-        )
+        left, to = a + r * row_step, c + r * PANEL_STEP
+        tile(pairs, 1, n_vectors, left, row_step, k_step, panel, PANEL_STEP, n_k, to, PANEL_STEP, fresh)
 
 
 @inlined
-def product(pairs, a, row_step, n_rows, panel, depth, n_tokens, c):
+def product(pairs, a, row_step, k_step, n_rows, panel, depth, n_tokens, c):
     """c (n_rows, PANEL) = rows times a whole panel of which n_tokens lanes are used."""
     for k in range(0, depth, K_AT_ONCE):
-        here, left, size = panel + k * PANEL_STEP, a + 4 * k, min(depth - k, K_AT_ONCE)
+        here, left, size = panel + k * PANEL_STEP, a + k * k_step, min(depth - k, K_AT_ONCE)
         fresh = 1 if k == 0 else 0
         if VECTORS == 1 or n_tokens <= 16:
-            tiles(pairs, 1, left, row_step, n_rows, here, size, c, fresh)
+            tiles(pairs, 1, left, row_step, k_step, n_rows, here, size, c, fresh)
         elif n_tokens <= 32:
-            tiles(pairs, 2, left, row_step, n_rows, here, size, c, fresh)
+            tiles(pairs, 2, left, row_step, k_step, n_rows, here, size, c, fresh)
         else:
-            tiles(pairs, 4, left, row_step, n_rows, here, size, c, fresh)
+            tiles(pairs, 4, left, row_step, k_step, n_rows, here, size, c, fresh)
 
 
-@inlined
-def rows_as_f32(t, w, width, n_rows, n, padded, out):
-    """Address and step of the rows as f32: where they lie, or decoded to `out`."""
-    if t == 0:
-        return w, width
-    for r in range(n_rows):
-        decode_row(t, w + r * width, out + r * padded * 4, n)
-    return out, padded * 4
+def chunk_rows(pairs, t, w, width, n_rows, n, padded, out):
+    """Rows ready for `product`, where they lie or decoded to `out`: address, bytes between rows, bytes between elements.
+
+    With pairs an element is two bf16. Interleaved rows are decoded to (elements, ROWS), others to (rows, elements).
+    """
 
 
-@inlined
-def rows_as_bf16(t, w, width, n_rows, n, padded, out):
-    """The same for bf16; n is even for bf16 rows and a multiple of 32 for others."""
-    if t == 30:
-        return w, width
-    for r in range(n_rows):
-        decode_row_bf16(t, w + r * width, out + r * padded * 2, n)
-    return out, padded * 2
+@overload(chunk_rows, prefer_literal=True)
+def _chunk_rows(pairs, t, w, width, n_rows, n, padded, out):
+    type = QType(t.literal_value)
+
+    def as_stored(pairs, t, w, width, n_rows, n, padded, out):
+        return w, width, 4
+
+    def plain(pairs, t, w, width, n_rows, n, padded, out):
+        for r in range(n_rows):
+            if pairs:
+                decode_row_bf16(t, w + r * width, out + r * padded * 2, n)
+            else:
+                decode_row(t, w + r * width, out + r * padded * 4, n)
+        return out, padded * (2 if pairs else 4), 4
+
+    def interleaved(pairs, t, w, width, n_rows, n, padded, out):
+        size = block_elements(t) * 4 * ROWS // (2 if pairs else 1)
+        for g in range((n_rows + 15) // 16):
+            block, to = w + g * 16 * width, out + 64 * g
+            for _ in range(n // block_elements(t)):
+                lanes_decode(t, pairs, block, to, 4 * ROWS)
+                block += 16 * block_bytes(t)
+                to += size
+        return out, 4, 4 * ROWS
+
+    if type in LANE_ROWS:
+        return interleaved
+    return as_stored if type == (QType.BF16 if pairs.literal_value else QType.F32) else plain
 
 
 @inlined
@@ -390,16 +442,12 @@ def turn_back(then, sums, n_rows, row, n_tokens, token, bias, args, square):
 
 @inlined
 def ready_rows(pairs, ta, tb, part, lo, n_rows, args, decoded):
-    """Rows lo .. lo + n_rows of a part, ready for `product`: address and step."""
+    """Rows lo .. lo + n_rows of a part by `chunk_rows`."""
     w, width = get_i64(part) + lo * get_i64(part + 16), get_i64(part + 16)
     n, padded = get_i64(args + K), get_i64(args + PADDED_K)
     if ta != tb and get_i64(part + 24) != 0:
-        if pairs:
-            return rows_as_bf16(tb, w, width, n_rows, n, padded, decoded)
-        return rows_as_f32(tb, w, width, n_rows, n, padded, decoded)
-    if pairs:
-        return rows_as_bf16(ta, w, width, n_rows, n, padded, decoded)
-    return rows_as_f32(ta, w, width, n_rows, n, padded, decoded)
+        return chunk_rows(pairs, tb, w, width, n_rows, n, padded, decoded)
+    return chunk_rows(pairs, ta, w, width, n_rows, n, padded, decoded)
 
 
 @inlined
@@ -412,16 +460,16 @@ def matmat_chunk(pairs, ta, tb, then, part, lo, n_rows, first, args, scratch):
     sums = square + 1024
     ups = sums + ROWS * PANEL_STEP
     decoded = ups + ROWS * PANEL_STEP
-    a, a_step = ready_rows(pairs, ta, tb, part, lo, n_rows, args, decoded)
-    b, b_step = a, a_step
+    a, a_row, a_k = ready_rows(pairs, ta, tb, part, lo, n_rows, args, decoded)
+    b, b_row, b_k = a, a_row, a_k
     if then == SILU_GATE:
-        b, b_step = ready_rows(pairs, ta, tb, part + 32, lo, n_rows, args, decoded + ROWS * padded * 4)
+        b, b_row, b_k = ready_rows(pairs, ta, tb, part + 32, lo, n_rows, args, decoded + ROWS * padded * 4)
     for p in range((n_tokens + PANEL - 1) // PANEL):
         panel = get_i64(args + PANELS) + p * panel_bytes
         used = min(n_tokens - p * PANEL, PANEL)
-        product(pairs, a, a_step, n_rows, panel, depth, used, sums)
+        product(pairs, a, a_row, a_k, n_rows, panel, depth, used, sums)
         if then == SILU_GATE:
-            product(pairs, b, b_step, n_rows, panel, depth, used, ups)
+            product(pairs, b, b_row, b_k, n_rows, panel, depth, used, ups)
             for at in range(0, n_rows * PANEL_STEP, 64):
                 store_f32(sums + at, mul(silu16(load_f32(sums + at)), load_f32(ups + at)))
         turn_back(then, sums, n_rows, first + lo, used, p * PANEL, get_i64(args + BIAS), args, square)
@@ -430,23 +478,13 @@ def matmat_chunk(pairs, ta, tb, then, part, lo, n_rows, first, args, scratch):
 @inlined
 def matmat_parts(pairs, ta, tb, then, args, team, tid):
     """Chunks of ROWS rows, each inside one part."""
-    parts, n_parts = get_i64(args + PARTS), get_i64(args + N_PARTS)
     scratch = get_i64(args + SCRATCH) + tid * get_i64(args + SCRATCH_STRIDE)
-    if then == SILU_GATE:
-        n_parts = 1  # up is taken along with gate
-    chunk, found = take(team), True
-    while found:
-        first, begin, found = 0, 0, False  # stacked row and chunk at which the part begins
-        for p in range(n_parts):
-            part = parts + 32 * p
-            n_rows = get_i64(part + 8)
-            lo = (chunk - begin) * ROWS
-            if 0 <= lo < n_rows:
-                matmat_chunk(pairs, ta, tb, then, part, lo, min(ROWS, n_rows - lo), first, args, scratch)
-                found = True
-            first += n_rows
-            begin += (n_rows + ROWS - 1) // ROWS
-        chunk = take(team)
+    while True:
+        part, first, lo = locate(then, get_i64(args + PARTS), get_i64(args + N_PARTS), ROWS, take(team))
+        if part == 0:
+            return
+        n_rows = min(ROWS, get_i64(part + 8) - lo)
+        matmat_chunk(pairs, ta, tb, then, part, lo, n_rows, first, args, scratch)
 
 
 @njit(**JIT)
@@ -463,7 +501,7 @@ def matmat_bf16(ta, tb, tc, args, team, tid):
 
 def scratch_bytes(padded_k: int) -> int:
     """Bytes of scratch a thread needs: the larger of pack's rows and matmat's sums and decoded chunks."""
-    return max(16 * padded_k * 4, 1024 + 2 * ROWS * PANEL_STEP + 2 * ROWS * padded_k * 4, padded_k * 4 + 4 * 65536)
+    return max(16 * padded_k * 4, 1024 + 2 * ROWS * PANEL_STEP + 2 * ROWS * padded_k * 4, padded_k * 5 + 4 * 65536)
 
 
 # --- tokens ---

@@ -33,7 +33,7 @@ from .simd import atomic_add, atomic_get, atomic_put, atomic_swap, call_kernel, 
 LINE = 64
 GENERATION, ARRIVED, PHASE, CHUNK, PROGRAM, STEPS, THREADS, STOP, STATE = (LINE * i for i in range(9))
 MAX_THREADS = 256
-SPINS = 1 << 13  # about half a millisecond of `pause`, then the thread offers its core to others at every turn
+SPINS = 1 << 17  # about two milliseconds of `pause`; after that the thread offers its core to others at every turn
 
 sched_yield = types.ExternalFunction("sched_yield", types.int32())
 JIT = {"nogil": True, "cache": True, "error_model": "numpy", "no_cpython_wrapper": False}

@@ -79,5 +79,5 @@ class KVCache:
 def _layer(kernels: ModuleType, shape: tuple[int, ...], dtype: type[np.floating[Any]]) -> Any:
     """One layer's keys or values, zero, with SLACK positions behind the last."""
     n = int(np.prod(shape))
-    flat = kernels.upload(np.zeros(n + SLACK * shape[-1], dtype))
+    flat = kernels.zeros((n + SLACK * shape[-1],), dtype)
     return flat[:n].reshape(shape)

@@ -21,7 +21,6 @@ from . import rope
 from .kv_cache import KVCache, cache_bytes, kv_dtype
 from .weights import LoadReport, Weights, load_weights
 
-MAX_TOKENS = 512  # of one pass; longer prompts go through in pieces
 Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
 
@@ -87,7 +86,7 @@ class Model:
         self.work = kernels.workspace(
             threads=threads,
             fast=precision == "fast",
-            max_tokens=MAX_TOKENS,
+            max_tokens=kernels.MAX_TOKENS,  # of one pass; longer prompts go through in pieces
             widest=max(c.n_embd, c.n_ff, c.n_head * c.head_dim),
             head_dim=c.head_dim,
             n_head=c.n_head,
@@ -148,8 +147,9 @@ class Model:
         self._check(tokens, pos, seq, cache)
         out = np.empty((len(rows), self.config.vocab_size), np.float32)
         done = 0
-        for lo in range(0, len(tokens), MAX_TOKENS):
-            hi = min(lo + MAX_TOKENS, len(tokens))
+        step = self.kernels.MAX_TOKENS
+        for lo in range(0, len(tokens), step):
+            hi = min(lo + step, len(tokens))
             here = rows[(rows >= lo) & (rows < hi)] - lo
             b = self._batch(hi - lo, len(here))
             k = self.kernels
@@ -157,21 +157,24 @@ class Model:
             k.write(b.pos, pos[lo:hi])
             k.write(b.seq, seq[lo:hi])
             k.write(b.rows, here)
-            self._run(b, cache, head)
+            self._run(b, cache, head, int(pos[lo:hi].max()) + 1)
             out[done : done + len(here)] = k.download(b.logits)
             done += len(here)
         for s in np.unique(seq):
             cache.length[s] = max(int(cache.length[s]), int(pos[seq == s].max()) + 1)
         return out
 
-    def _run(self, b: Batch, cache: KVCache, head: int) -> None:
-        key = (len(b.x), len(b.rows), head)
-        graph = cache.graphs.get(key)
-        if graph is None:
-            graph = self.kernels.capture(lambda: forward(self, cache, b, self._head(head)), self.work)
-            if len(b.x) == 1:
-                cache.graphs[key] = graph
-        self.kernels.replay(graph, self.work)
+    def _run(self, b: Batch, cache: KVCache, head: int, reach: int) -> None:
+        """One pass; no position lies at or beyond `reach`. Steps of one token are captured once for each size of context."""
+        k = self.kernels
+        self.work.reach = k.bucket(reach, cache.context)
+        if len(b.x) > 1:
+            k.run(lambda: forward(self, cache, b, self._head(head)), self.work)
+            return
+        key = (len(b.rows), head, self.work.reach)
+        if key not in cache.graphs:
+            cache.graphs[key] = k.capture(lambda: forward(self, cache, b, self._head(head)), self.work)
+        k.replay(cache.graphs[key], self.work)
 
     def _check(self, tokens: Any, pos: Any, seq: Any, cache: KVCache) -> None:
         if self._closed:
@@ -193,7 +196,7 @@ class Model:
             cache.require(int(s), int(here.min()))
 
     def _batch(self, n: int, m: int) -> Batch:
-        """Buffers for n tokens of which m rows give logits; the ones for single tokens are kept."""
+        """Buffers for n tokens of which m rows give logits; the ones for single tokens are kept, and the last of many."""
         if (n, m) in self._batches:
             return self._batches[n, m]
         k, c = self.kernels, self.config
@@ -208,8 +211,8 @@ class Model:
             k.empty((n, c.n_ff), f32),
             k.empty((m, c.vocab_size), f32),
         )
-        if n == 1:
-            self._batches[n, m] = b
+        self._batches = {key: kept for key, kept in self._batches.items() if key[0] == 1}  # and the last one of many
+        self._batches[n, m] = b
         return b
 
     def _head(self, j: int) -> Any:
@@ -228,6 +231,8 @@ class Model:
 
     def decode(self, cache: KVCache, token: int, sampler: Any, history: list[int]) -> Iterator[int]:
         """After the prompt is in the cache: feed `token`, yield what `sampler.pick(logits, history)` takes, and so on."""
+        if sampler.greedy and self.kernels.greedy_steps is not None:
+            yield from self.kernels.greedy_steps(self, cache, token)
         while True:
             token = int(sampler.pick(self.forward([token], cache, logits="last"), history))
             yield token

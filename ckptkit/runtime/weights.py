@@ -93,7 +93,9 @@ def load_weights(ck: Checkpoint, k: ModuleType, report: LoadReport) -> Weights:
         return Norm(arch.norm, placed[0], placed[1], c.norm_eps)
 
     def weight(*names: str) -> Any:
-        w = k.place(*group(ck, names))
+        return noted(k.place(*group(ck, names)))
+
+    def noted(w: Any) -> Any:
         for type_name, nbytes in w.kept:
             report.as_stored[type_name] = report.as_stored.get(type_name, 0) + nbytes
         for type_name, how, nbytes in w.copied:
@@ -114,15 +116,15 @@ def load_weights(ck: Checkpoint, k: ModuleType, report: LoadReport) -> Weights:
                 weight(b + "ffn_down"),
             )
         )
-    token_embd = weight("token_embd")
+    head = "output" if "output.weight" in ck.tensors else "token_embd"
     position = ck.tensors.get("position_embd.weight")
     return Weights(
-        token_embd,
+        noted(k.place_rows(ck.tensors["token_embd.weight"])),
         None if position is None else k.upload(k.plain(position)),
         Norm(arch.norm, None, None, c.norm_eps) if arch.embd_norm else None,
         tuple(blocks),
         norm("output_norm") if arch.final_norm else None,
-        weight("output") if "output.weight" in ck.tensors else token_embd,
+        weight(head),
     )
 
 
