@@ -63,6 +63,8 @@ class Tokenizer(ABC):
         ]
         self.add_bos, self.add_eos = add_bos, add_eos
         self.chat_template, self.stored = chat_template, stored
+        bad += ["BOS is to be added, but the vocabulary names none"] if add_bos and "bos" not in self.ids else []
+        bad += ["EOS is to be added, but the vocabulary names none"] if add_eos and "eos" not in self.ids else []
         self.notes: tuple[str, ...] = (*notes, *bad)
         self.lstrip: frozenset[int] = frozenset()
         self.rstrip: frozenset[int] = frozenset()

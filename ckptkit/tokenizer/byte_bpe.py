@@ -142,8 +142,8 @@ class ByteBPE(Tokenizer):
 
     @cached_property
     def _vocabulary(self) -> dict[str, int]:
-        """Token text -> id. Raises FormatError for a text that two tokens share."""
-        texts = [t.decode("utf-8", "replace") for t in self.token_texts()]
+        """Token text -> id; an empty text gets a name. Raises FormatError for a text that two tokens share."""
+        texts = [t.decode("utf-8", "replace") or f"[EMPTY_{i}]" for i, t in enumerate(self.token_texts())]
         vocabulary = dict(zip(texts, range(len(texts)), strict=True))
         if len(vocabulary) < len(texts):
             first: dict[str, int] = {}

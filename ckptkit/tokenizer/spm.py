@@ -110,7 +110,7 @@ class SPM(Tokenizer):
         kinds = self.types
         for i, data in enumerate(self.tokens):
             text = data.decode("utf-8", "replace")
-            if kinds is not None and kinds[i] not in JOINABLE:
+            if not text or (kinds is not None and kinds[i] not in JOINABLE):
                 continue
             if found.setdefault(text, i) != i:
                 raise FormatError(

@@ -1,0 +1,45 @@
+"""What is wrong with a vocabulary, as data: for checks that want every fault and not the first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from .strings import Strings
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`kind`: "equal", "empty", "merge" or "unknown"; `index`: of the token or merge; `other`: the earlier equal token."""
+
+    kind: str
+    index: int
+    text: str
+    other: int = -1
+
+    def __str__(self) -> str:
+        return {
+            "equal": f"tokens {self.other:,} and {self.index:,} are both written {self.text!r}",
+            "empty": f"token {self.index:,} is empty",
+            "merge": f"merge {self.index:,} is not two tokens: {self.text!r}",
+            "unknown": f"merge {self.index:,} names {self.text!r}, which is no token",
+        }[self.kind]
+
+
+def faults(tokens: Strings | Iterable[bytes], merges: Strings | Iterable[bytes] | None) -> Iterator[Fault]:
+    """Equal and empty tokens, merges that are not two parts, merges of or into what is no token."""
+    seen: dict[bytes, int] = {}
+    for i, token in enumerate(tokens):
+        if not token:
+            yield Fault("empty", i, "")
+        elif seen.setdefault(token, i) != i:
+            yield Fault("equal", i, token.decode("utf-8", "replace"), seen[token])
+    for k, merge in enumerate(merges or ()):
+        left, _, right = merge.partition(b" ")
+        if not left or not right or b" " in right:
+            yield Fault("merge", k, merge.decode("utf-8", "replace"))
+            continue
+        for part in (left, right, left + right):
+            if part not in seen:
+                yield Fault("unknown", k, part.decode("utf-8", "replace"))
+                break
