@@ -18,6 +18,7 @@ from ckptkit.runtime import perplexity
 from ckptkit.runtime.perplexity_tokens import TokenText
 from ckptkit.runtime.perplexity_windows import plan
 from ckptkit.score import PplOptions
+from ckptkit.score_text import side_by_side
 from ckptkit.tokenizer.special import TokenType
 
 VOCAB, CONTEXT, BOS, EOS = 258, 48, 256, 257
@@ -204,6 +205,16 @@ def test_all_modes_score_the_same_piece_of_text(source: Any) -> None:
     assert [(r.mode, r.chunks) for r in reports] == [("llama", 4), ("full", 4), ("stride", 7)]
     assert [r.tokens for r in reports] == [4 * 9, 80, 79]
     assert len({r.rule for r in reports}) == 3
+
+
+def test_modes_stand_side_by_side_with_their_rules(source: Any) -> None:
+    reports = scoring.run(Table(Bytes()), source(text(400)), PplOptions(mode="all", n_ctx=20, chunks=4))
+    lines = side_by_side([r.as_dict() for r in reports])
+    assert lines[0].split()[:4] == ["mode", "tokens", "mean", "nll"]
+    for line, r in zip(lines[1:4], reports, strict=True):
+        assert line.split()[:4] == [r.mode, f"{r.tokens:,}", f"{r.nll:.6f}", f"{r.ppl:,.4f}"]
+    assert [line.split(maxsplit=1)[1] for line in lines[4:]] == [r.rule for r in reports]
+    assert len({len(line) for line in lines[:4]}) == 1
 
 
 def test_head_is_scored_on_tokens_further_ahead(source: Any) -> None:

@@ -16,6 +16,7 @@ from ckptkit import score as scoring
 from ckptkit.errors import FormatError, UnsupportedError
 from ckptkit.runtime.logits_file import decode, encode
 from ckptkit.score import PplOptions
+from ckptkit.score_text import compared
 
 N_CTX, CHUNKS = 21, 4
 
@@ -220,3 +221,14 @@ def test_file_of_another_vocabulary_text_or_window_is_refused(source: Path) -> N
     source.write_bytes(bytes(data[:5]))
     with pytest.raises(UnsupportedError, match="another text"):
         scoring.kl(m, path, source)
+
+
+def test_comparison_reads_as_llama_perplexity_prints_it(source: Path) -> None:
+    base, other = Table(Bytes(), spread=2.0), Table(Bytes(), spread=2.2)
+    k = scoring.kl(other, save(base, source))
+    lines = "\n".join(compared(k.as_dict()))
+    assert f"{k.kld.value:.6f} ± {k.kld.stderr:.6f}" in lines
+    assert f"{100 * k.same_top.value:.3f} ± {100 * (k.same_top.stderr or 0):.3f}" in lines
+    row = next(line for line in lines.splitlines() if line.startswith("99.9 %")).split()
+    assert row[2:] == [f"{k.kld_spread['p99.9']:.6f}", f"{100 * k.delta_p_spread['p99.9']:.3f}"]
+    assert next(line for line in lines.splitlines() if line.startswith("75.0 %")).split()[2] == "-"  # Δp alone has it

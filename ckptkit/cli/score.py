@@ -73,6 +73,7 @@ def ppl(model: Path, text: Path | None, base: Path | None, hellaswag: Path | Non
       ckptkit ppl model.bin --text val.bin --mode full -c 64
     """
     from .. import score
+    from ..score_text import compared, side_by_side
 
     names = ("mode", "n_ctx", "chunks", "stride", "n_batch", "mtp_head", "per_token", "html", "save_logits", "force")
     options = score.PplOptions(**{n: given.pop(n) for n in names})
@@ -95,9 +96,12 @@ def ppl(model: Path, text: Path | None, base: Path | None, hellaswag: Path | Non
         bodies = [r.as_dict() | {"device": m.device} for r in reports]
     if as_json:
         show_json(bodies[0] if len(bodies) == 1 else bodies)
+    elif base is not None and hellaswag is None:
+        show(compared(bodies[0]))
+    elif len(bodies) > 1:
+        show(side_by_side(bodies))
     else:
-        for body in bodies:
-            show(lines(body))
+        show(lines(bodies[0]))
 
 
 def lines(body: dict[str, Any]) -> list[str]:
