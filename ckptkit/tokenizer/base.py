@@ -232,8 +232,11 @@ class Tokenizer(ABC):
                 parsed.append((text, i))
                 if kind == TokenType.USER_DEFINED:
                     always.append((text, i))
-        longest_first = lambda entry: -len(entry[0])  # noqa: E731
-        return sorted(always, key=longest_first), sorted(parsed, key=longest_first)
+
+        def shorter_later(entry: tuple[bytes, int]) -> int:
+            return -len(entry[0])
+
+        return sorted(always, key=shorter_later), sorted(parsed, key=shorter_later)
 
     @cached_property
     def _first_bytes(self) -> re.Pattern[bytes]:

@@ -10,7 +10,7 @@ from .strings import Strings
 
 @dataclass(frozen=True)
 class Fault:
-    """`kind`: "equal", "empty", "merge" or "unknown"; `index`: of the token or merge; `other`: the earlier equal token."""
+    """`kind`: "equal", "empty", "merge" or "unknown"; `index`: of the token or merge; `other`: the earlier equal."""
 
     kind: str
     index: int
