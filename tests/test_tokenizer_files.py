@@ -13,7 +13,7 @@ from conftest import SMOLLM
 from vocab_files import arguments, byte_bpe, gguf_keys, vectors
 
 from ckptkit.errors import CkptError, FormatError, UnsupportedError
-from ckptkit.formats import hf_tokenizer, llama2c_tokenizer, llmc_tokenizer
+from ckptkit.formats import gguf_tokenizer, hf_tokenizer, llama2c_tokenizer, llmc_tokenizer
 from ckptkit.tokenizer import ByteBPE, Strings, Tokenizer, TokenType
 from ckptkit.tokenizer.byte_alphabet import ORDER
 from ckptkit.tokenizer.chars import CharTokenizer
@@ -343,6 +343,8 @@ def test_a_splitter_without_a_name_is_run_by_the_package(shared: Path, tmp_path:
     assert ours.decode_bytes(ours.encode(b"\xff\xfe")) == b"\xff\xfe"
     hf_tokenizer.write(ours, tmp_path)
     assert (tmp_path / "tokenizer.json").read_text() == json.dumps(found)
+    with pytest.raises(UnsupportedError, match="no name for this tokenizer"):
+        gguf_tokenizer.keys(ours)
 
 
 def test_special_tokens_bos_and_template_are_read(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import FormatError
+from ..errors import FormatError, UnsupportedError
 from ..tokenizer import ByteBPE, Strings, Tokenizer
 from ..tokenizer.chars import CharTokenizer
 from ..tokenizer.nanoeuler_bpe import NanoeulerBPE, gguf_vocabulary
@@ -75,8 +75,8 @@ def read(keys: Mapping[str, Value], path: Path) -> Tokenizer | None:
     if model == "gpt2":
         return ByteBPE(tokens, _array(keys, "merges"), pre=_text(keys, f"{T}pre") or "", **common)
     if model == "llama":
-        spm_flags = {n: _flag(keys, f"{T}{n}") for n in ("add_space_prefix", "remove_extra_whitespaces")}
-        return SPM(tokens, scores, **common, **{n: v for n, v in spm_flags.items() if v is not None})
+        flags: dict[str, Any] = {n: _flag(keys, f"{T}{n}") for n in ("add_space_prefix", "remove_extra_whitespaces")}
+        return SPM(tokens, scores, **common, **{n: v for n, v in flags.items() if v is not None})
     return None
 
 
@@ -101,6 +101,10 @@ def _is_integer(value: Value) -> bool:
 
 def keys(tokenizer: Tokenizer) -> dict[str, Value]:
     """The keys for a tokenizer, complete: llama.cpp takes id 11 for a BOS or EOS that is not named."""
+    if not tokenizer.model:
+        raise UnsupportedError(
+            "GGUF has no name for this tokenizer", expected="byte-level BPE, SPM or characters", got=tokenizer.kind
+        )
     strings: Strings
     merges: Strings | None = None
     pre, extra = tokenizer.pre, {}
