@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from .checkpoint import Checkpoint
 from .errors import FormatError, UnsupportedError
 from .files import File, check_output, read_head, replacing
 from .formats import llmc_data
@@ -197,8 +198,14 @@ def _score(
         if options.html is not None:
             parts = [(r, keep.columns()) for r, keep in zip(reports, detail, strict=True) if keep is not None]
             out = stack.enter_context(replacing(options.html))
-            perplexity_html.write(out, f"Perplexity on {source.path.name}", parts, model.tokenizer)
+            perplexity_html.write(out, _title(model, source), parts, model.tokenizer)
     return reports
+
+
+def _title(model: Scored, source: Source) -> str:
+    ck: Checkpoint | None = getattr(model, "checkpoint", None)  # a model made by hand comes from no file
+    of = f" of {ck.source.paths[0].name}" if ck is not None and ck.source.paths else ""
+    return f"Perplexity{of} on {source.path.name}"
 
 
 def _named(progress: Progress, mode: str) -> Callable[[int, int, float], object]:

@@ -78,6 +78,27 @@ def test_window_beyond_the_position_table_is_refused(trained: Path) -> None:
         ppl(trained / "gpt2_tiny.bin", trained / "gpt2_tiny_val.bin", n_ctx=65)
 
 
+def test_page_names_model_and_text(trained: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    ppl(trained / "gpt2_tiny.bin", trained / "gpt2_tiny_val.bin", n_ctx=32, chunks=2, html=page)
+    assert "<h1>Perplexity of gpt2_tiny.bin on gpt2_tiny_val.bin</h1>" in page.read_text()
+
+
+def test_saved_log_probabilities_tell_the_rounded_model_apart(trained: Path, tmp_path: Path) -> None:
+    """Against itself nothing but the file's rounding is left; the bf16 file is the same model, a little off."""
+    val, saved = trained / "gpt2_tiny_val.bin", tmp_path / "base.logits"
+    base = ppl(trained / "gpt2_tiny.bin", val, n_ctx=64, chunks=8, save_logits=saved)
+    found = {}
+    for name in ("gpt2_tiny.bin", "gpt2_tiny_bf16.bin"):
+        with ckptkit.load(trained / name) as m:
+            found[name] = scoring.kl(m, saved, val)
+    same, rounded = found["gpt2_tiny.bin"], found["gpt2_tiny_bf16.bin"]
+    assert same.ppl.value == base.ppl
+    assert same.same_top.value == 1
+    assert abs(same.kld.value) < 1e-5 < rounded.kld.value < 1e-3
+    assert abs(same.log_ratio.value) < 1e-4
+
+
 @pytest.mark.slow
 def test_smollm2_as_llama_perplexity(shared: Path, models: Path) -> None:
     """llama-perplexity prints 39.1809 +/- 1.78613 for these windows (float32 weights, cache and attention)."""
