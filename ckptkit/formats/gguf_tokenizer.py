@@ -1,10 +1,13 @@
 """The tokenizer's keys of a GGUF file, both ways (llama-vocab.cpp reads them; the spelling of `seperator` is theirs).
 
 What GGUF cannot say is kept under ckptkit.*: nanoeuler's merges as ids, since two of them may spell the same bytes.
+Character tables go out as model "rwkv", whose rule is the longest match, and which needs neither BOS nor EOS: for the
+model "gpt2" llama.cpp would take an id that is a real character as the end of every text.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -70,8 +73,7 @@ def read(keys: Mapping[str, Value], path: Path) -> Tokenizer | None:
         "chat_template": _text(keys, "tokenizer.chat_template"),
     }
     if CHARS_BOS in keys or f"{CHARS_BOS}.none" in keys:
-        bos = keys[CHARS_BOS].value if CHARS_BOS in keys else None
-        return CharTokenizer.from_alphabet(tokens, bos)
+        return CharTokenizer([unescaped(t) for t in tokens], keys[CHARS_BOS].value if CHARS_BOS in keys else None)
     if model == "gpt2":
         return ByteBPE(tokens, _array(keys, "merges"), pre=_text(keys, f"{T}pre") or "", **common)
     if model == "llama":
@@ -115,8 +117,7 @@ def keys(tokenizer: Tokenizer) -> dict[str, Value]:
         strings, merges, pre = vocabulary.tokens, vocabulary.merges, vocabulary.pre
         extra[NANOEULER] = Value(Kind.ARRAY, vocabulary.pairs, Kind.I32)
     elif isinstance(tokenizer, CharTokenizer):
-        strings, merges, pre = tokenizer.alphabet_texts(), Strings.of(()), "gpt-2"
-        bos = tokenizer.bos
+        strings, bos = Strings.of(map(escaped, tokenizer.tokens)), tokenizer.bos
         extra |= {f"{CHARS_BOS}.none": Value(Kind.BOOL, True)} if bos is None else {CHARS_BOS: Value(Kind.U32, bos)}
     elif isinstance(tokenizer, ByteBPE):
         strings, merges = tokenizer.token_texts(), tokenizer.merge_texts()
@@ -124,7 +125,7 @@ def keys(tokenizer: Tokenizer) -> dict[str, Value]:
         strings = tokenizer.tokens
     n = len(strings)
     found = {
-        f"{T}model": Value(Kind.STRING, tokenizer.model),
+        f"{T}model": Value(Kind.STRING, "rwkv" if isinstance(tokenizer, CharTokenizer) else tokenizer.model),
         f"{T}pre": Value(Kind.STRING, pre),
         f"{T}tokens": Value(Kind.ARRAY, strings, Kind.STRING),
         f"{T}token_type": Value(Kind.ARRAY, np.ones(n, np.int32) if types is None else types[:n], Kind.I32),
@@ -137,11 +138,22 @@ def keys(tokenizer: Tokenizer) -> dict[str, Value]:
         found[f"{T}scores"] = Value(Kind.ARRAY, tokenizer.scores, Kind.F32)
         found[f"{T}add_space_prefix"] = Value(Kind.BOOL, tokenizer.add_space_prefix)
         found[f"{T}remove_extra_whitespaces"] = Value(Kind.BOOL, tokenizer.remove_extra_whitespaces)
-    # without an end token of its own, byte or token 0 stands in: id 11 would end texts at a real character
-    ids = {"bos": ids.get("eos", 0), "eos": ids.get("bos", 0)} | ids
+    if tokenizer.model == "gpt2" and not isinstance(tokenizer, CharTokenizer):
+        # without an end token of its own, byte 0 stands in: id 11 would end texts at a byte that occurs
+        ids = {"bos": ids.get("eos", 0), "eos": ids.get("bos", 0)} | ids
     found |= {ID_KEYS[role]: Value(Kind.U32, i) for role, i in ids.items() if role in ID_KEYS}
     found[f"{T}add_bos_token"] = Value(Kind.BOOL, tokenizer.add_bos)
     found[f"{T}add_eos_token"] = Value(Kind.BOOL, tokenizer.add_eos)
     if tokenizer.chat_template:
         found["tokenizer.chat_template"] = Value(Kind.STRING, tokenizer.chat_template)
     return found | extra
+
+
+def escaped(data: bytes) -> bytes:
+    """A token as model "rwkv" writes it: printable ASCII as it is, other bytes as \\xHH."""
+    return b"".join(bytes([c]) if 33 <= c < 127 and c != 92 else b"\\x%02x" % c for c in data)
+
+
+def unescaped(text: bytes) -> bytes:
+    """The bytes of a token that `escaped` wrote."""
+    return re.sub(rb"\\x([0-9a-f]{2})", lambda m: bytes([int(m[1], 16)]), text)
