@@ -33,8 +33,10 @@ def load(
     model's own by default. `type_k`, `type_v`: f32 or f16 cache. `message` is told what takes time.
     Raises UnsupportedError for what cannot run, or would not fit in memory, before memory is taken.
     """
+    if device == "auto":
+        device = automatic_device()
     if device not in DEVICES:
-        raise UnsupportedError("no such device", expected=" or ".join(DEVICES), got=device)
+        raise UnsupportedError("no such device", expected=" or ".join([*DEVICES, "auto"]), got=device)
     if precision not in PRECISIONS:
         raise UnsupportedError("no such precision", expected=" or ".join(PRECISIONS), got=precision)
     arch_of(ck, "running")
@@ -51,13 +53,19 @@ def load(
     kernels = importlib.import_module(f".{DEVICES[device]}", __name__)
     from . import model, rope
     from .kernels_cpu_team import check_threads
-    from .weights import decoded_bytes
 
     model.check_kv_types(type_k, type_v)
     if ck.config.rope_pairing:
         rope.factors(ck)  # refuses scalings by name
-    kernels.check_fits(decoded_bytes(ck, kernels.NATIVE), "decoded weights")
+    kernels.check_fits(kernels.load_bytes(ck), "weights")
     return model.Model(ck, kernels, device, precision, check_threads(threads), context or own, type_k, type_v, message)
+
+
+def automatic_device() -> str:
+    """cuda where there are a driver, a GPU and the package that compiles for it; else cpu."""
+    from .cuda_driver import available
+
+    return "cuda" if available() else "cpu"
 
 
 def _refuse_windows(ck: Checkpoint) -> None:

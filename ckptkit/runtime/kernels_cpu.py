@@ -268,8 +268,8 @@ def replay(graph, work):
     work.team.run(graph.table)
 
 
-def run(fn, work):
-    """The steps that `fn()` takes, now."""
+def run(fn, work, key=None):
+    """The steps that `fn()` takes, now; `key` names what they do."""
     replay(capture(fn, work), work)
 
 
@@ -383,6 +383,11 @@ def attention(out, qkv, rope_table, pairing, k_cache_i, v_cache_i, batch):
 def argmax(out, logits, batch):
     """out int32 (n,) = index of the largest logit of each row."""
     out[:] = np.argmax(logits, axis=-1)
+
+
+def load_bytes(ck):
+    """Bytes that loading takes beside the mapped file."""
+    return decoded_bytes(ck, NATIVE)
 
 
 def check_fits(nbytes, what):

@@ -24,9 +24,9 @@ from numba import types
 from numba.extending import intrinsic
 
 from ..quant.types import BLOCKS, QType
-from .simd import F32, HALF, I8, I16, I64, LANES, VF, VH, VI, _fn, _load, _splat, _store, f32x16, i64, void
+from .simd import F32, I8, I64, LANES, VF, VI, _fn, _load, _splat, _store, f32x16, fetch_ahead, i64, void
 
-V8, V16 = ir.VectorType(I8, LANES), ir.VectorType(I16, LANES)
+V8 = ir.VectorType(I8, LANES)
 
 
 def _c(x):
@@ -60,12 +60,18 @@ class Block:
         return self.b.sitofp(self.b.sext(self._bytes(i), VI), VF)
 
     def f16(self, i):
-        """The half at bytes i, i + 1."""
+        """The half at bytes i, i + 1, by integer arithmetic: the conversion instruction is slow for the subnormal
+        scales that K-quants are full of."""
 
         def make():
-            low, high = self.b.zext(self._bytes(i), V16), self.b.zext(self._bytes(i + 1), V16)
-            word = self.b.or_(low, self.b.shl(high, ir.Constant(V16, [8] * LANES)))
-            return self.b.fpext(self.b.bitcast(word, VH), VF)
+            b = self.b
+            word = b.or_(b.zext(self._bytes(i), VI), b.shl(b.zext(self._bytes(i + 1), VI), _c(8)))
+            size = b.and_(word, _c(0x7FFF))
+            normal = b.bitcast(b.add(b.shl(size, _c(13)), _c(112 << 23)), VF)
+            subnormal = b.fmul(b.sitofp(size, VF), _c(2.0**-24))
+            value = b.select(b.icmp_signed("<", size, _c(0x400)), subnormal, normal)
+            sign = b.shl(b.and_(word, _c(0x8000)), _c(16))
+            return b.bitcast(b.or_(b.bitcast(value, VI), sign), VF)
 
         return self.once(("f16", i), make)
 
@@ -205,7 +211,11 @@ def lanes_dot(typingctx, t, block, x, sums, total):
         def at(address, i):
             return _load(b, b.add(address, ir.Constant(I64, 4 * i)), F32, 4)
 
-        for group in row.together:
+        lines = range(0, LANES * BLOCKS[QType(t.literal_value)].nbytes, 64) if n == 256 else []
+        for number, group in enumerate(row.together):
+            # A large block is read in an order that no hardware foresees: ask for the next one, a part at a time.
+            for line in list(lines)[number :: len(row.together)]:
+                fetch_ahead(b, b.add(block, ir.Constant(I64, LANES * BLOCKS[QType(t.literal_value)].nbytes + line)))
             parts = {s: [_c(0.0)] * (4 // len(group)) for s in group}  # independent sums: a product takes four cycles
             for i, place in enumerate(_inside(row.sub, len(group) == 1)):
                 for s in group:

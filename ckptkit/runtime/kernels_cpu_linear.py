@@ -41,6 +41,7 @@ from .simd import (
     load_f32,
     maximum,
     mul,
+    prefetch,
     put_f32,
     splat,
     store_bf16,
@@ -72,6 +73,7 @@ PANEL = VECTORS * LANES  # tokens
 PANEL_STEP = PANEL * 4
 ROWS_AT_ONCE = 6
 ROWS = 48  # of a chunk: a multiple of 6 and of 16
+AHEAD = 8192  # bytes of weights asked for before they are needed
 K_AT_ONCE = 512  # of a panel held in L2
 
 
@@ -88,43 +90,34 @@ def plain_value(t, address):
 @inlined
 def dot(t, w, x, n):
     """Row of plain type t at w times f32 x, n values."""
-    even, odd = splat(0.0), splat(0.0)
+    a, b, c, d = splat(0.0), splat(0.0), splat(0.0), splat(0.0)
     size = block_bytes(t)
-    for i in range(0, n // 32):
-        even = fma(decode16(t, w + 2 * i * size, 0), load_f32(x + 128 * i), even)
-        odd = fma(decode16(t, w + (2 * i + 1) * size, 0), load_f32(x + 128 * i + 64), odd)
-    return sum16(add(even, odd)) + rest(t, w, x, n)
+    for i in range(n // 64):
+        here, y = w + 4 * i * size, x + 256 * i
+        for line in range(0, 4 * size, 64):
+            prefetch(here + AHEAD + line)
+        a = fma(decode16(t, here, 0), load_f32(y), a)
+        b = fma(decode16(t, here + size, 0), load_f32(y + 64), b)
+        c = fma(decode16(t, here + 2 * size, 0), load_f32(y + 128), c)
+        d = fma(decode16(t, here + 3 * size, 0), load_f32(y + 192), d)
+    return sum16(add(add(a, b), add(c, d))) + rest(t, w, x, n)
 
 
 @inlined
 def rest(t, w, x, n):
-    """What is left of a row behind whole pairs of vectors."""
-    y = 0.0
-    for i in range(n // 32 * 32, n):
+    """What is left of a row behind whole groups of four vectors."""
+    total, y = splat(0.0), 0.0
+    for i in range(n // 64 * 4, n // 16):
+        total = fma(decode16(t, w + i * block_bytes(t), 0), load_f32(x + 64 * i), total)
+    for i in range(n // 16 * 16, n):
         y += plain_value(t, w + i * (block_bytes(t) // 16)) * get_f32(x + 4 * i)
-    return y
+    return sum16(total) + y
 
 
 @inlined
 def dots(t, w, width, n_rows, x, n, out):
-    """Rows of plain type t times x, to out: four at a time, which keeps more of the memory busy."""
-    size = block_bytes(t)
-    for r in range(0, n_rows // 4 * 4, 4):
-        w0 = w + r * width
-        w1, w2, w3 = w0 + width, w0 + 2 * width, w0 + 3 * width
-        a, b, c, d = splat(0.0), splat(0.0), splat(0.0), splat(0.0)
-        for i in range(n // 32):
-            for j in range(2):
-                v, at = load_f32(x + 128 * i + 64 * j), (2 * i + j) * size
-                a = fma(decode16(t, w0 + at, 0), v, a)
-                b = fma(decode16(t, w1 + at, 0), v, b)
-                c = fma(decode16(t, w2 + at, 0), v, c)
-                d = fma(decode16(t, w3 + at, 0), v, d)
-        put_f32(out + 4 * r, sum16(a) + rest(t, w0, x, n))
-        put_f32(out + 4 * r + 4, sum16(b) + rest(t, w1, x, n))
-        put_f32(out + 4 * r + 8, sum16(c) + rest(t, w2, x, n))
-        put_f32(out + 4 * r + 12, sum16(d) + rest(t, w3, x, n))
-    for r in range(n_rows // 4 * 4, n_rows):
+    """Rows of plain type t times x, to out."""
+    for r in range(n_rows):
         put_f32(out + 4 * r, dot(t, w + r * width, x, n))
 
 

@@ -169,7 +169,7 @@ class Model:
         k = self.kernels
         self.work.reach = k.bucket(reach, cache.context)
         if len(b.x) > 1:
-            k.run(lambda: forward(self, cache, b, self._head(head)), self.work)
+            k.run(lambda: forward(self, cache, b, self._head(head)), self.work, (len(b.x), len(b.rows), head))
             return
         key = (len(b.rows), head, self.work.reach)
         if key not in cache.graphs:

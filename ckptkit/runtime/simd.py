@@ -246,6 +246,19 @@ def store_bf16(b, address, x):
     _store(b, address, b.trunc(b.lshr(rounded, ir.Constant(VI, [16] * LANES)), ir.VectorType(I16, LANES)), 2)
 
 
+def fetch_ahead(b, address):
+    """Emit a request for the cache line at an address, which may lie anywhere."""
+    pointer = b.inttoptr(address, I8.as_pointer())
+    flags = [ir.Constant(I32, x) for x in (0, 3, 1)]  # to read, keep close, data
+    b.call(_fn(b, "llvm.prefetch.p0", ir.VoidType(), I8.as_pointer(), I32, I32, I32), [pointer, *flags])
+
+
+@_op(void, i64)
+def prefetch(b, address):
+    """Ask for the cache line at an address, which may lie anywhere."""
+    fetch_ahead(b, address)
+
+
 # --- vectors: arithmetic ---
 
 
