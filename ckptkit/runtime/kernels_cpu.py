@@ -13,16 +13,18 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 
 from ..errors import UnsupportedError
 from ..quant.encode import decode_rows
 from ..quant.types import QType, row_bytes
-from ..tensor import CHUNK, Tensor
+from ..tensor import CHUNK, Tensor, from_array
 
 
 def _cache_directory():
@@ -50,6 +52,7 @@ from .kernels_cpu_blocks import DECODE  # noqa: E402
 from .kernels_cpu_lanes import ROWS, interleave  # noqa: E402
 from .kernels_cpu_team import Team  # noqa: E402
 from .simd import LANES, has_bf16_dot  # noqa: E402
+from .weights import decoded_bytes  # noqa: E402
 
 NAME = "cpu"
 PLAIN = (QType.F32, QType.F16, QType.BF16)
@@ -411,3 +414,19 @@ def available_bytes():
     except (OSError, ValueError):
         pass
     return None
+
+
+def memory_bandwidth(work, nbytes=1 << 28):
+    """Bytes per second that the threads read of a matrix too large for any cache: the best of five."""
+    columns = 4096
+    matrix = np.ones((nbytes // 4 // columns, columns), np.float32)
+    weight = place([from_array(matrix, QType.F32)], None)
+    x, out = np.ones((1, columns), np.float32), np.empty((1, len(matrix)), np.float32)
+    batch = SimpleNamespace(work=work)
+    graph = capture(lambda: norm_linear(out, x, None, weight, batch), work)
+    best = 0.0
+    for _ in range(5):
+        start = time.perf_counter()
+        replay(graph, work)
+        best = max(best, nbytes / (time.perf_counter() - start))
+    return best
