@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType, TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,9 @@ from ..errors import UnsupportedError
 from . import rope
 from .kv_cache import KVCache, cache_bytes, kv_dtype
 from .weights import LoadReport, Weights, load_weights
+
+if TYPE_CHECKING:
+    from .generate import Generation
 
 Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
@@ -236,6 +239,24 @@ class Model:
         while True:
             token = int(sampler.pick(self.forward([token], cache, logits="last"), history))
             yield token
+
+    def generate(
+        self, prompt: str | bytes | Sequence[int], emit: Callable[[str], object] | None = None, **how: Any
+    ) -> Generation:
+        """Continue a text or ids; `how` are the fields of GenerateOptions and Sampling: n_predict, stop, temp, seed, ...
+
+        `emit` hears the text as it comes. A text is encoded by the model's tokenizer, with BOS where it adds one.
+        """
+        from . import generate as engine
+        from .sampler import Sampling
+
+        sampling = {k: how.pop(k) for k in list(how) if k in Sampling.__dataclass_fields__}
+        options = engine.GenerateOptions(sampling=Sampling(**sampling), **how)
+        if isinstance(prompt, str | bytes):
+            if self.tokenizer is None:
+                raise UnsupportedError("the model has no tokenizer", hint="give ids, or open it with tokenizer=FILE")
+            prompt = self.tokenizer.encode_prompt(prompt, special=options.special)
+        return engine.generate(self, prompt, options, emit)
 
     def close(self) -> None:
         """End the threads, free the device, close the file."""
