@@ -175,19 +175,11 @@ class Cursor:
                     found.append(at)
                     at += 8 + length_at(buffer, at)[0]
                     k += 1
-            except struct_error:
+            except (struct_error, OverflowError):
                 found.pop()
-                self.at = at
-                if at > self.file.size:
-                    k = len(found) - 1
-                    raise FormatError(
-                        f"string {k:,} of {what} runs past the end of the file",
-                        path=self.file.path,
-                        offset=found[k],
-                        expected=f"at most {self.file.size - found[k] - 8:,} bytes",
-                        got=f"{at - found[k] - 8:,}",
-                    ) from None
+                self._inside(at, found, what)
                 self.fetch(at + 8)
+        self._inside(at, found, what)
         self.at = at
         self.fetch(at)
         starts[:] = found
@@ -197,6 +189,18 @@ class Cursor:
             lengths[-1] = at - starts[-1]
         base = int(starts[0]) if count else at
         return Strings(np.frombuffer(bytes(self.buffer[base:at]), np.uint8), starts - base, lengths)
+
+    def _inside(self, end: int, found: list[int], what: str) -> None:
+        """Check that the last of the strings found so far ends inside the file; `end` is where it does."""
+        if end > self.file.size:
+            raise FormatError(
+                f"string {len(found) - 1:,} of {what} runs past the end of the file",
+                path=self.file.path,
+                offset=found[-1],
+                expected=f"at most {self.file.size - found[-1] - 8:,} bytes",
+                got=f"{end - found[-1] - 8:,}",
+                hint="the file was cut, or a length in it is wrong",
+            )
 
     def kind(self, what: str) -> Kind:
         """A value type."""
