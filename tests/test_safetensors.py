@@ -322,9 +322,15 @@ def test_in_major_weights_are_transposed(tmp_path: Path, suffix: str) -> None:
         np.testing.assert_array_equal(values(ck, "blk.1.ffn_down.weight"), NX.p["L1.Wd"].T)
         np.testing.assert_array_equal(values(ck, "blk.1.attn_k.bias"), NX.p["L1.bk"])
         assert len(ck.tensors) == len(NX.p)
-        found = write(ck, tmp_path / "out.safetensors")
+        found = write(ck, tmp_path / "out.safetensors", version="nx")
         if suffix == "safetensors":
             assert found["out.safetensors"] == path.read_bytes()
+        with pytest.raises(UnsupportedError, match="one file"):
+            write(ck, tmp_path / "directory", version="nx")
+        write(ck, tmp_path / "directory")
+        with safetensors.read(tmp_path / "directory", ReadOptions()) as again:
+            assert again.config == c
+            np.testing.assert_array_equal(values(again, "blk.1.ffn_down.weight"), NX.p["L1.Wd"].T)
         with safetensors.read(tmp_path / "out.safetensors", ReadOptions()) as again:
             assert {n: t.read().tobytes() for n, t in again.tensors.items()} == {
                 n: t.read().tobytes() for n, t in ck.tensors.items()

@@ -307,15 +307,14 @@ def _stated(path: Path, key: str, metadata: Mapping[str, str]) -> float:
 
 
 def targets(ck: Checkpoint, options: WriteOptions) -> list[Target]:
-    """The arch's naming, or nx where the model came so. Mixed types become one where that loses nothing."""
+    """The arch's usual naming, or nx on request. Mixed types become one where that loses nothing."""
     arch, naming = ck.config.arch, "microgpt" if ck.config.arch == "microgpt" else "hf"
     known = {naming: LAYOUTS.get(arch) or Layout(())}
     if arch == "qwen2":
         known["nx"] = NX
     if options.version and options.version not in known:
         raise refuse_version(ck.source.paths[0], options.version, tuple(known))
-    found = str(origin(ck.source, "naming")) if ck.source.format == NAME else ""
-    version = options.version or (found if found in known else naming)
+    version = options.version or naming
     layout = known[version]
     if version == "hf" and ck.source.format == NAME and arch in HF:
         layout = HF[arch].get(str(origin(ck.source, "prefix")), layout)

@@ -1,0 +1,164 @@
+"""transformers, with torch on the CPU, loads the directories we write and computes the same logits and ids."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from cases import BY_NAME, Case
+
+from ckptkit import formats, runtime
+from ckptkit.conversion import Options, convert
+from ckptkit.formats.options import ReadOptions, WriteOptions
+
+LIMIT = 1e-4  # float32 against float64, models of two layers
+NAMES = [
+    "llmc/gpt2_v1.bin",
+    "llmc/gpt2_v3.bin",
+    "llmc/gpt2_v5.bin",
+    "llmc_llama3/llama3_v3.bin",
+    "llmc_llama3/llama3_v5.bin",
+    "llmc_llama3/llama3_v3_scaled.bin",
+    "nanoeuler/nanoeuler.bin",
+    "nx/nx.gguf",
+    "nx/weights.safetensors",
+    "nx/weights.npz",
+    "llama2c/v0.bin",
+    "llama2c/v0_tied.bin",
+    "llama2c/v2.bin",
+    "gguf/llama.gguf",
+    "gguf/llama_q8_0.gguf",
+    "gguf/llama31.gguf",
+    "gguf/qwen2_bf16.gguf",
+    "gguf/gpt2.gguf",
+    "hf_llama/",
+    "hf_llama_sharded/",
+    "hf_llama31/",
+    "hf_qwen2/",
+    "hf_gpt2/",
+]
+NANOEULER = {"mtp": "drop"}
+
+
+def written(case: Case, fixtures_dir: Path, folder: Path, split: int = 0) -> Path:
+    out = folder / "out"
+    more = NANOEULER if case.format == "nanoeuler" else {}
+    told = ReadOptions(**case.told)
+    convert(
+        case.path(fixtures_dir),
+        out,
+        Options(format="safetensors", read=told, write=WriteOptions(split_max_size=split), **more),
+    )
+    return out
+
+
+def loaded(path: Path) -> torch.nn.Module:
+    """The model in float32; every weight found, none left over."""
+    model, info = transformers.AutoModelForCausalLM.from_pretrained(
+        path, dtype=torch.float32, output_loading_info=True, local_files_only=True
+    )
+    for key in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        assert not info[key], (key, info[key])
+    return model.eval()
+
+
+def logits(model: torch.nn.Module, ids: np.ndarray) -> np.ndarray:
+    with torch.no_grad():
+        return model(torch.from_numpy(ids.astype(np.int64))[None]).logits[0].double().numpy()
+
+
+@pytest.mark.parametrize("split", [0, 3000], ids=["whole", "sharded"])
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_are_the_same(name: str, split: int, fixtures_dir: Path, tmp_path: Path) -> None:
+    case = BY_NAME[name]
+    model = loaded(written(case, fixtures_dir, tmp_path, split))
+    ids = case.ids()
+    worst = float(np.abs(logits(model, ids) - case.logits(ids)).max())
+    assert worst < LIMIT
+
+
+def test_logits_of_the_trained_gpt2(trained: Path, tmp_path: Path) -> None:
+    convert(trained / "gpt2_tiny.bin", tmp_path / "out", Options(format="safetensors"))
+    with np.load(trained / "gpt2_tiny_fp32.ref.npz") as ref:
+        got = logits(loaded(tmp_path / "out"), ref["x"][0])
+        assert np.abs(got - ref["logits_row0"]).max() < LIMIT
+        model = loaded(tmp_path / "out")
+        prompt = torch.from_numpy(ref["prompt"].astype(np.int64))[None]
+        n = min(20, len(ref["greedy"]))
+        out = model.generate(prompt, max_new_tokens=n, do_sample=False, eos_token_id=None, pad_token_id=0)
+        greedy = ref["greedy"].tolist()
+        got_ids = out[0].tolist()
+        assert got_ids == greedy[: len(got_ids)] or got_ids[prompt.shape[1] :] == greedy[:n]
+
+
+TEXT = "the rest is on a hill\n in the hot sun"  # letters that the small vocabularies have
+
+
+@pytest.mark.parametrize("name", ["gguf/gpt2.gguf", "hf_gpt2/", "gguf/qwen2_bf16.gguf", "llama2c/v0.bin"])
+def test_ids_are_the_same(name: str, fixtures_dir: Path, tmp_path: Path) -> None:
+    case = BY_NAME[name]
+    out = written(case, fixtures_dir, tmp_path)
+    theirs = transformers.AutoTokenizer.from_pretrained(out, local_files_only=True)
+    with formats.open(out) as ck:
+        assert ck.tokenizer is not None
+        text = (
+            TEXT.replace("\n", " ") if case.format == "llama2c" else "the rest on a hill\n in the hut".replace("u", "o")
+        )
+        ids = ck.tokenizer.encode(text)
+        assert theirs(text, add_special_tokens=False)["input_ids"] == ids
+        assert theirs.decode(ids).strip() == text.strip()
+
+
+def test_ids_of_the_trained_gpt2(trained: Path, tmp_path: Path) -> None:
+    convert(trained / "gpt2_tiny.bin", tmp_path / "out", Options(format="safetensors"))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "out", local_files_only=True)
+    text = "ROMEO:\nI will be a mistress.\n\nPOLIXENES:\nIf you, sir, 'tis 3 o'clock!"
+    with formats.open(tmp_path / "out") as ck:
+        assert ck.tokenizer is not None
+        assert theirs(text, add_special_tokens=False)["input_ids"] == ck.tokenizer.encode(text)
+
+
+SIZES = {
+    "hidden_size": 48, "intermediate_size": 56, "num_hidden_layers": 2, "num_attention_heads": 6,
+    "num_key_value_heads": 2, "vocab_size": 61, "max_position_embeddings": 64, "initializer_range": 0.3,
+}  # fmt: skip
+LLAMA31 = {
+    "rope_type": "llama3", "rope_theta": 1e8, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}  # fmt: skip
+MADE = {
+    "llama": lambda: transformers.LlamaConfig(**SIZES),
+    "llama with wide heads": lambda: transformers.LlamaConfig(**SIZES, head_dim=16, tie_word_embeddings=True),
+    "llama 3.1": lambda: transformers.LlamaConfig(**SIZES, rope_parameters=LLAMA31),
+    "llama stretched": lambda: transformers.LlamaConfig(
+        **SIZES, rope_parameters={"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
+    ),
+    "qwen2": lambda: transformers.Qwen2Config(**SIZES, rms_norm_eps=1e-6),
+    "gpt2": lambda: transformers.GPT2Config(n_embd=48, n_layer=2, n_head=6, n_positions=64, vocab_size=61),
+    "gpt2 with narrow layers": lambda: transformers.GPT2Config(
+        n_embd=48, n_layer=2, n_head=6, n_positions=64, vocab_size=61, n_inner=56, tie_word_embeddings=False
+    ),
+}
+
+
+@pytest.mark.parametrize("shards", ["5GB", "20KB"])
+@pytest.mark.parametrize("name", MADE)
+def test_what_transformers_saved_runs_and_comes_back(name: str, shards: str, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    model = transformers.AutoModelForCausalLM.from_config(MADE[name]()).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn_like(p) * 0.1)  # biases that are not 0, gains that are not 1
+    model.save_pretrained(tmp_path / "saved", max_shard_size=shards)
+    ids = np.arange(40) * 7 % 61
+    expected = logits(model, ids)
+    with runtime.load(formats.open(tmp_path / "saved")) as ours:
+        assert np.abs(ours.forward(ids) - expected).max() < LIMIT
+    convert(tmp_path / "saved", tmp_path / "x.gguf")
+    convert(tmp_path / "x.gguf", tmp_path / "back")
+    assert np.abs(logits(loaded(tmp_path / "back"), ids) - expected).max() < LIMIT
+    convert(tmp_path / "saved", tmp_path / "copy")
+    assert (tmp_path / "copy" / "config.json").read_bytes() == (tmp_path / "saved" / "config.json").read_bytes()
