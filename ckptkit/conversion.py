@@ -13,7 +13,7 @@ import numpy as np
 from . import formats
 from .arch import ARCHS, MTP, ROPE_FACTORS, arch_of, as_arch, check_model, leave_out, template, with_pairing
 from .checkpoint import Checkpoint
-from .errors import LossyError, UnsupportedError
+from .errors import CkptError, LossyError, UnsupportedError
 from .files import Bytes, check_output
 from .formats import sidecar
 from .formats.options import ReadOptions, Target, WriteOptions
@@ -124,6 +124,15 @@ def convert(
     information would be lost that no option gave up.
     """
     src, dst, options = Path(src), Path(dst), options or Options()
+    try:
+        return _convert(src, dst, options, progress)
+    except CkptError as e:
+        if e.path is None:  # raised by what knows the tensor but not the file
+            e.path = src
+        raise
+
+
+def _convert(src: Path, dst: Path, options: Options, progress: Callable[[int], Progress] | None) -> Report:
     with formats.open(src, options.source_format, options.read) as ck:
         module = formats.by_name(options.format) if options.format else target_format(dst, ck, options)
         check_output(dst, ck.source.paths, options.force)
@@ -342,8 +351,9 @@ def _finite(t: Tensor, name: str) -> Tensor:
             if bad.any():
                 index = np.unravel_index(lo * t.row_elements + start + int(bad.argmax()), t.shape)
                 raise LossyError(
-                    f"tensor {name} holds a NaN or an infinity",
-                    at=f"element {tuple(map(int, index))}",
+                    "a value is NaN or infinite",
+                    at=f"tensor {name}, element {[int(k) for k in index]}",
+                    got=f"{float(decode_rows(piece[int(bad.argmax()) :][:1].view(np.uint8)[None], t.type)[0, 0])}",
                     hint="the training diverged, or the file is damaged; --allow-nonfinite converts it all the same",
                 )
         return data

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from .checkpoint import Checkpoint
 from .files import Bytes, replacing
 from .tensor import Tensor
@@ -18,18 +20,33 @@ class Recorder:
 
     def __init__(self, ck: Checkpoint, stored: Mapping[str, Tensor]) -> None:
         self.ck = ck
+        self.stored = dict(stored)
         self.hashes = {name: hashlib.sha256() for name in stored}
+        self.next_row = dict.fromkeys(stored, 0)
         self.tensors = {name: self._hashed(name, t) for name, t in stored.items()}
 
     def _hashed(self, name: str, t: Tensor) -> Tensor:
-        inner, total = t.rows, self.hashes[name]
+        inner, total, next_row = t.rows, self.hashes[name], self.next_row
 
         def rows(lo: int, hi: int) -> Bytes:
             data = inner(lo, hi)
-            total.update(data.data)
+            if next_row[name] == lo:
+                next_row[name] = hi
+                total.update(np.ascontiguousarray(data).data)
+            elif lo < hi:
+                next_row[name] = -1  # a writer that reads in another order, or twice
             return data
 
         return replace(t, rows=rows)
+
+    def _sha256(self, name: str, t: Tensor) -> str:
+        """The hash of what streamed through; of a tensor that did not stream through once, in order, read again."""
+        if self.next_row[name] == t.n_rows:
+            return self.hashes[name].hexdigest()
+        total = hashlib.sha256()
+        for _, rows in t.chunks():
+            total.update(np.ascontiguousarray(rows).data)
+        return total.hexdigest()
 
     def save(self, path: Path, written: tuple[Path, ...]) -> None:
         """Write the manifest as JSON; the same conversion gives the same bytes."""
@@ -41,10 +58,10 @@ class Recorder:
                 name: {
                     "shape": list(t.shape),
                     "type": t.type.name,
-                    "sha256": self.hashes[name].hexdigest(),
+                    "sha256": self._sha256(name, t),
                     "origin": t.origin,
                 }
-                for name, t in self.tensors.items()
+                for name, t in self.stored.items()
             },
         }  # fmt: skip
         with replacing(path) as out:
