@@ -1,0 +1,73 @@
+"""GPU benchmarks and checks: python -m benchmarks.gpu [--check] [--decode] [--sweep]."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import sys
+
+import numpy as np
+
+from ckptkit.runtime import cuda_compile
+from ckptkit.runtime import cuda_driver as gpu
+
+from . import gpu_check, gpu_decode, gpu_forward, gpu_tune
+
+
+def machine() -> list[str]:
+    """Card, driver and versions, for the head of a result."""
+    card = gpu.card()
+    free, total = gpu.free_bytes()
+    packages = ("numba-cuda", "numba", "cuda-bindings", "nvidia-nvvm", "nvidia-cublas")
+    versions = ", ".join(f"{p} {cuda_compile.version(p)}" for p in packages if cuda_compile.version(p))
+    return [
+        f"{card.name}, {card.processors} SMs, {total / 1e9:.0f} GB ({free / 1e9:.0f} free), driver for CUDA {card.driver}",
+        f"Python {platform.python_version()}, numpy {np.__version__}, {versions}",
+    ]
+
+
+def main() -> int:
+    """Run what was asked for; exit code 1 if a check failed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="every kernel against float64")
+    parser.add_argument("--only", default="", help="one group of checks")
+    parser.add_argument("--forward", action="store_true", help="whole models against float64")
+    parser.add_argument("--decode", action="store_true", help="decode speed of the table's models")
+    parser.add_argument("--sweep", action="store_true", help="decode speed with and without dependent launch")
+    parser.add_argument("--prompts", action="store_true", help="prompts of 2,048 tokens")
+    parser.add_argument("--deep", action="store_true", help="decode after 8,192 positions")
+    parser.add_argument("--fast", action="store_true", help="with --forward: the fast precision")
+    parser.add_argument("--tune", default="", help="time ways to cut products up: 7B,0.5B,GPT-2")
+    parser.add_argument(
+        "--models", default="", help="only shapes and types that contain one of these words, comma-separated"
+    )
+    args = parser.parse_args()
+
+    def say(line: str) -> None:
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+
+    for line in machine():
+        say(line)
+    good = gpu_check.run(say, args.only) if args.check else True
+    if args.check or args.forward:
+        good &= gpu_forward.run(say, "fast" if args.fast else "exact")
+    words = [w for w in args.models.split(",") if w]
+    goals = [g for g in gpu_decode.GOALS if not words or any(w in f"{g[0]} {g[1].name}" for w in words)]
+    setting = gpu_decode.Setting
+    if args.decode:
+        gpu_decode.run(say, [setting()], goals)
+    if args.sweep:
+        gpu_decode.run(say, [setting(dependent=d) for d in (True, False)], goals)
+    if args.prompts:
+        chosen = [g for g in gpu_decode.PROMPTS if not words or any(w in f"{g[0]} {g[1].name}" for w in words)]
+        gpu_decode.prompts(say, chosen)
+    if args.deep:
+        gpu_decode.deep(say)
+    if args.tune:
+        gpu_tune.run(say, args.tune.split(","))
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,79 @@
+"""How each weight type lies on the card: planes of aligned vectors, split from the file's blocks at upload.
+
+A stored block mixes scales and quants (34 bytes for Q8_0), so 16-byte loads of it would straddle blocks. On the card the quants
+of a matrix form plane 0, read in 16-byte vectors, and the scales form planes of their own, read beside it.
+
+| type      | weights per vector | plane 0        | plane 1                   | plane 2            | plane 3        |
+|-----------|--------------------|----------------|---------------------------|--------------------|----------------|
+| F32       | 4                  | as stored      |                           |                    |                |
+| F16, BF16 | 8                  | as stored      |                           |                    |                |
+| Q8_0      | 16                 | int8           | f16 scale per 32          |                    |                |
+| Q4_0      | 32                 | nibbles        | f16 scale per 32          |                    |                |
+| Q4_1      | 32                 | nibbles        | f16 scale, f16 min per 32 |                    |                |
+| Q4_K      | 32                 | nibbles        | u8 scale, u8 min per 32   | f16 d, dmin per 256 |               |
+| Q6_K      | 32                 | low nibbles    | high 2 bits               | int8 scale per 16  | f16 d per 256  |
+
+Word q of a vector of nibbles holds weights 8q..8q+7, nibble e of weight e, rotated left by 15: turned right by 8 r bits it shows
+weight 2r at bits 15-18 and weight 2r+1 at bits 19-22, in the mantissa of a float32, where one instruction makes a number of it.
+Low nibbles of Q6_K lie the same way; word h of its high bits holds weights 16h..16h+15, two bits each, rotated left by 19.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..quant.types import QType
+
+
+@dataclass(frozen=True)
+class Plane:
+    """`nbytes` for every `per` weights of a row."""
+
+    nbytes: int
+    per: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """`values` weights in one 16-byte vector of plane 0, which comes first in `planes`.
+
+    `registers` hold a vector and its scales. Activations meet it multiplied by factors[e % 4]. `sums` says what is kept for every
+    32 activations: "offset": (sum of the multiplied + 8 sum, sum), "pair": (sum of the multiplied, sum), "halves": 288 sum of each 16.
+    """
+
+    values: int
+    planes: tuple[Plane, ...]
+    registers: int = 4
+    factors: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0)
+    sums: str = ""
+
+    def vectors(self, n_in: int) -> int:
+        """16-byte vectors of a row; the last one is filled up with zeros."""
+        return -(-n_in // self.values)
+
+    def pitch(self, plane: int, n_in: int) -> int:
+        """Bytes from a row to the next in a plane."""
+        p = self.planes[plane]
+        return 16 * self.vectors(n_in) if plane == 0 else n_in // p.per * p.nbytes
+
+    def offsets(self, n_rows: int, n_in: int) -> tuple[list[int], int]:
+        """Where each plane of a matrix begins (multiples of 256 bytes), and the bytes of all."""
+        at, out = 0, []
+        for k in range(len(self.planes)):
+            out.append(at)
+            at += -(-n_rows * self.pitch(k, n_in) // 256) * 256
+        return out, at
+
+
+NIBBLES = (256.0, 16.0, 256.0, 16.0)
+SIXBITS = (256.0, 256.0, 256.0, 256.0)
+LAYOUTS: dict[QType, Layout] = {
+    QType.F32: Layout(4, (Plane(16, 4),)),
+    QType.F16: Layout(8, (Plane(16, 8),)),
+    QType.BF16: Layout(8, (Plane(16, 8),)),
+    QType.Q8_0: Layout(16, (Plane(16, 16), Plane(2, 32)), 5),
+    QType.Q4_0: Layout(32, (Plane(16, 32), Plane(2, 32)), 5, NIBBLES, "offset"),
+    QType.Q4_1: Layout(32, (Plane(16, 32), Plane(4, 32)), 5, NIBBLES, "pair"),
+    QType.Q4_K: Layout(32, (Plane(16, 32), Plane(2, 32), Plane(4, 256)), 6, NIBBLES, "pair"),
+    QType.Q6_K: Layout(32, (Plane(16, 32), Plane(8, 32), Plane(2, 32), Plane(2, 256)), 8, SIXBITS, "halves"),
+}

@@ -1,0 +1,224 @@
+"""What is compiled into each kernel, and how a matrix-vector product is cut up for the card that it runs on.
+
+A plan is a frozen value: kernels are compiled from it, cached on disk under it and launched by it. No CUDA is needed here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar
+
+from ..quant.types import QType
+from .cuda_layout import LAYOUTS
+
+
+@dataclass(frozen=True)
+class Matvec:
+    """What is compiled in: everything but addresses, the number of rows and the norm's epsilon."""
+
+    type: QType
+    n_in: int
+    lanes: int  # threads that share a task; a power of two up to 32
+    segments: int  # tasks that a row is cut into
+    unroll: int  # 16-byte loads under way per thread
+    threads: int
+    norm: str = ""  # "", "rms", "layer"
+    act: str = ""  # "", "silu_gate" (rows gate | up), "gelu_tanh", "relu"
+    add: bool = False  # y += instead of y =
+    picked: bool = False  # the activations are row rows[column] of x
+    dependent: bool = False  # launched while the kernel ahead still runs (sm_90)
+    blocks_per_sm: int = (
+        2  # so many fit on a multiprocessor: bounds the registers, and lets the next kernel's blocks in
+    )
+    MODULE: ClassVar[str] = "kernels_cuda_matvec"
+
+    @property
+    def chunks(self) -> int:
+        """Batches of `unroll` loads in a task."""
+        return -(-LAYOUTS[self.type].vectors(self.n_in) // (self.lanes * self.segments * self.unroll))
+
+    @property
+    def staged_bytes(self) -> int:
+        """Shared memory for the activations and their sums."""
+        values = LAYOUTS[self.type].values
+        vectors = self.chunks * self.unroll * self.segments * self.lanes
+        planes = values // 4
+        stride = self.lanes + (planes > 1)
+        sums = vectors * values // 32 * 8 if LAYOUTS[self.type].sums else 0
+        return vectors // self.lanes * planes * stride * 16 + sums
+
+    def shared_bytes(self, units: int, blocks: int) -> int:
+        """Dynamic shared memory of a block when `units` outputs are spread over `blocks`."""
+        rows = 2 if self.act == "silu_gate" else 1
+        return self.staged_bytes + (-(-units // blocks)) * rows * self.segments * 4
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a product is spread: `per` blocks of `threads` on each multiprocessor, tasks of `lanes` threads (see Matvec)."""
+
+    threads: int
+    per: int
+    lanes: int
+    segments: int
+    unroll: int
+
+
+@lru_cache(None)
+def cut(type: QType, n_in: int, units: int, rows: int, processors: int) -> Cut:
+    """The cut for `units` outputs of `rows` matrix rows each, by rules that fit the timings in benchmarks/results/gpu_tune.txt.
+
+    Two blocks of 256 threads a multiprocessor, but one where four loads a thread are all there is, and one of 512 where the
+    activations fill too much shared memory to stage them twice. Within that, the fewest loads of the slowest group: a task costs
+    its loads, those of lanes past the row's end included, and 1.5 more to be summed up; long batches of loads hide latency.
+    """
+    vectors = LAYOUTS[type].vectors(n_in)
+    if n_in > 8192:
+        threads, per = 512, 1
+    else:
+        threads, per = 256, 1 if units * rows * vectors <= 4.5 * processors * 256 else 2
+    best: tuple[float, Cut] | None = None
+    widest = 8 if LAYOUTS[type].registers < 6 else 4
+    for lanes in (32, 16, 8, 4):
+        for segments in (1, 2, 4, 8):
+            for unroll in range(1, widest + 1):
+                loads = -(-vectors // (lanes * segments * unroll)) * unroll
+                if (lanes < 8 and vectors >= 16) or (unroll == 1 and vectors > lanes * segments):
+                    continue
+                tasks = -(-units // min(units, processors * per)) * rows * segments
+                cost = -(-tasks // (threads // lanes)) * (loads + 1.5) * (1 + 0.3 / unroll)
+                cost *= 1 + 0.01 * segments + (0.05 if lanes < 16 else 0)
+                if best is None or cost < best[0]:
+                    best = (cost, Cut(threads, per, lanes, segments, unroll))
+    assert best is not None
+    return best[1]
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Attention of single tokens (kernels_cuda_attention.py)."""
+
+    MODULE: ClassVar[str] = "kernels_cuda_attention"
+
+    heads: int  # query heads of a block; they share a kv head
+    n_head: int
+    n_kv_head: int
+    head_dim: int
+    width: int  # head_dim up to a multiple of 16
+    pairing: int  # 0 none, 1 adjacent, 2 halves
+    half_k: bool
+    half_v: bool
+    store: bool  # also store the token's own key and value (one token of a sequence at a time)
+    threads: int
+    dependent: bool = False
+
+    def shared_bytes(self, span: int) -> int:
+        """Dynamic shared memory of a block that attends to `span` positions."""
+        return 4 * (self.heads * span + self.threads // 32 * self.heads * self.width)
+
+
+@dataclass(frozen=True)
+class StoreKV:
+    """Rotates and stores keys and values of many tokens (kernels_cuda_store.py)."""
+
+    MODULE: ClassVar[str] = "kernels_cuda_store"
+
+    n_head: int
+    n_kv_head: int
+    head_dim: int
+    width: int
+    pairing: int
+    half_k: bool
+    half_v: bool
+    threads: int = 128
+
+
+@dataclass(frozen=True)
+class Embed:
+    """Rows of the token embedding, decoded, plus rows of the position embedding (kernels_cuda_embed.py)."""
+
+    MODULE: ClassVar[str] = "kernels_cuda_embed"
+
+    type: QType
+    n_embd: int
+    position_type: QType | None
+    threads: int = 256
+    dependent: bool = False
+
+
+@dataclass(frozen=True)
+class Decode:
+    """A matrix to f32, f16 or bf16 rows for a matrix product (kernels_cuda_decode.py)."""
+
+    MODULE: ClassVar[str] = "kernels_cuda_decode"
+
+    type: QType
+    n_in: int
+    to: QType
+    threads: int = 256
+
+
+@dataclass(frozen=True)
+class Norm:
+    """norm(x) to f32, f16 or bf16 rows (kernels_cuda_norm.py); kind "" only converts."""
+
+    MODULE: ClassVar[str] = "kernels_cuda_norm"
+
+    kind: str
+    width: int
+    to: QType
+    split: int = 1  # bf16 pieces whose sum is the value, one after another along the row
+    threads: int = 256
+
+
+@dataclass(frozen=True)
+class Pick:
+    """Index of the largest logit; also moves a decoding sequence on by one token (kernels_cuda_pick.py)."""
+
+    MODULE: ClassVar[str] = "kernels_cuda_pick"
+
+    advance: bool
+    threads: int = 256
+    dependent: bool = False
+
+
+@dataclass(frozen=True)
+class Split:
+    """Blocks as stored to planes (kernels_cuda_split.py)."""
+
+    MODULE: ClassVar[str] = "kernels_cuda_split"
+
+    type: QType
+    threads: int = 256
+
+
+@dataclass(frozen=True)
+class Flash:
+    """Attention of many tokens (kernels_cuda_flash.py)."""
+
+    MODULE: ClassVar[str] = "kernels_cuda_flash"
+
+    n_head: int
+    n_kv_head: int
+    head_dim: int
+    width: int
+    pairing: int
+    half_k: bool
+    half_v: bool
+    threads: int = 256
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory: queries, keys, values and weights of a tile."""
+        return 4 * (2 * self.width * 68 + 64 * self.width + 64 * 68)
+
+
+@dataclass(frozen=True)
+class Finish:
+    """Bias and activation after a matrix product (kernels_cuda_finish.py)."""
+
+    MODULE: ClassVar[str] = "kernels_cuda_finish"
+
+    act: str
+    threads: int = 256

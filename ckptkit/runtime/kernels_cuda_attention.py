@@ -1,0 +1,311 @@
+"""Attention of single tokens over a KV cache: rotary positions, the store of the new key and value, and the product, fused.
+
+The cache of one layer is (sequence, kv head, position, width), width = head_dim rounded up to 16 with zeros; f32 or f16.
+A block owns `heads` query heads of one kv head and one split of `span` positions. With several splits, each leaves its maximum,
+its sum and its weighted values; the last one to finish joins them in order, so the result does not depend on who is last.
+"""
+
+from __future__ import annotations
+
+from numba import cuda
+
+from .cuda_plan import Attention
+from .cuda_ptx import (
+    bits_f32,
+    count_up_to,
+    exp2,
+    f16_f32,
+    f32,
+    f32_f16,
+    fence,
+    high_f16,
+    i32,
+    load_f32,
+    load_i32,
+    load_u32x4,
+    low_f16,
+    start_next,
+    store_f32,
+    store_u16,
+    u32,
+    u64,
+    wait_for_previous,
+)
+
+device = cuda.jit(device=True)
+ARGUMENTS = (u64,) * 9 + (i32, i32, f32)
+LOWEST = -1e30
+
+
+@device
+def element(x, pairing, rope, position, d, head_dim):
+    """Element d of the head at x, rotated to `position`; pairing 0 none, 1 adjacent, 2 halves."""
+    own = load_f32(x + u64(d) * u64(4))
+    if pairing == 0:
+        return own
+    half = head_dim // i32(2)
+    if pairing == 1:
+        other, k, sign = d ^ i32(1), d >> i32(1), f32(1) if d & i32(1) else f32(-1)
+    else:
+        low = d < half
+        other, k, sign = d + half if low else d - half, d if low else d - half, f32(-1) if low else f32(1)
+    row = rope + u64(position) * u64(head_dim) * u64(4)
+    partner = load_f32(x + u64(other) * u64(4))
+    return own * load_f32(row + u64(k) * u64(4)) + sign * (partner * load_f32(row + u64(half + k) * u64(4)))
+
+
+@device
+def put(address, at, value, is_half):
+    """Store an element of the cache; returns it as the cache will give it back."""
+    if is_half:
+        h = f32_f16(value)
+        store_u16(address + u64(at) * u64(2), h)
+        return f16_f32(h)
+    store_f32(address + u64(at) * u64(4), value)
+    return value
+
+
+def lanes_of(width: int, is_half: bool) -> tuple[int, int]:
+    """(threads that share a position, 16-byte vectors of it per thread)."""
+    vectors = width * (2 if is_half else 4) // 16
+    lanes = min(vectors & -vectors, 32)
+    return lanes, vectors // lanes
+
+
+def kernel(p: Attention):
+    """The kernel function of an Attention plan; grid (head blocks, splits, tokens)."""
+    HEADS, GROUP, HEAD_DIM, WIDTH, THREADS = p.heads, p.n_head // p.n_kv_head, p.head_dim, p.width, p.threads
+    N_HEAD, N_KV = p.n_head, p.n_kv_head
+    PAIRING, HALF_K, HALF_V, STORE, DEPENDENT = p.pairing, p.half_k, p.half_v, p.store, p.dependent
+    LANES_K, EACH_K = lanes_of(WIDTH, HALF_K)
+    LANES_V, EACH_V = lanes_of(WIDTH, HALF_V)
+    WORDS_K, WORDS_V = EACH_K * 4, EACH_V * 4  # 32-bit words of one position per thread
+    PER_K, PER_V = (8, 8) if HALF_K and HALF_V else (8 if HALF_K else 4, 8 if HALF_V else 4)  # values in a vector
+    ROW_K, ROW_V = WIDTH * (2 if HALF_K else 4), WIDTH * (2 if HALF_V else 4)
+    AHEAD_K, AHEAD_V = max(8 // EACH_K, 1), max(8 // EACH_V, 1)  # positions loaded before the first is used
+    GROUPS_K, GROUPS_V = THREADS // LANES_K, THREADS // LANES_V
+    WARPS = THREADS // 32
+    N_Q, N_KREG, N_ACC, N_VREG = HEADS * EACH_K * PER_K, AHEAD_K * WORDS_K, HEADS * EACH_V * PER_V, AHEAD_V * WORDS_V
+    N_QUERY, N_STATE = HEADS * WIDTH, 2 * HEADS
+    QKV = (N_HEAD + 2 * N_KV) * HEAD_DIM
+    RECORD = WIDTH + 2
+
+    def attention(out, qkv, rope, keys, values, positions, sequences, partial, counters, context, span, scale):
+        scores = cuda.shared.array(0, f32)  # (HEADS, span), then (WARPS, HEADS, WIDTH)
+        query = cuda.shared.array(N_QUERY, f32)
+        fresh = cuda.shared.array((2, WIDTH), f32)  # the token's own key and value
+        state = cuda.shared.array(N_STATE, f32)  # maximum and sum of each head
+        last = cuda.shared.array(1, i32)
+        q = cuda.local.array(N_Q, f32)
+        kreg = cuda.local.array(N_KREG, u32)
+        acc = cuda.local.array(N_ACC, f32)
+        vreg = cuda.local.array(N_VREG, u32)
+        tid = i32(cuda.threadIdx.x)
+        hb, split, token = i32(cuda.blockIdx.x), i32(cuda.blockIdx.y), i32(cuda.blockIdx.z)
+        # what older launches wrote may be read ahead of the one before this: the position, and all keys and values but the own
+        position = load_i32(positions + u64(token) * u64(4))
+        sequence = load_i32(sequences + u64(token) * u64(4))
+        lo = split * span
+        if not STORE and DEPENDENT:
+            wait_for_previous()
+        if lo > position:
+            return
+        n = min(span, position + i32(1) - lo)
+        kv = hb * i32(HEADS) // i32(GROUP)
+        base = u64(sequence * i32(N_KV) + kv) * u64(context)
+        key_rows = keys + (base + u64(lo)) * u64(ROW_K)
+        value_rows = values + (base + u64(lo)) * u64(ROW_V)
+        own = position - lo if STORE else i32(-1)  # where in this split the token's own key is
+        x = qkv + u64(token) * u64(QKV * 4)
+        lane_k, group_k = tid % i32(LANES_K), tid // i32(LANES_K)
+        lane_v, group_v = tid % i32(LANES_V), tid // i32(LANES_V)
+        for u in range(AHEAD_K):
+            at = min(i32(u * GROUPS_K) + group_k, n - i32(1))
+            for j in range(EACH_K):
+                r = load_u32x4(key_rows + u64(at) * u64(ROW_K) + u64(lane_k + i32(j * LANES_K)) * u64(16))
+                for e in range(4):
+                    kreg[u * WORDS_K + j * 4 + e] = r[e]
+        for u in range(AHEAD_V):
+            at = min(i32(u * GROUPS_V) + group_v, n - i32(1))
+            for j in range(EACH_V):
+                r = load_u32x4(value_rows + u64(at) * u64(ROW_V) + u64(lane_v + i32(j * LANES_V)) * u64(16))
+                for e in range(4):
+                    vreg[u * WORDS_V + j * 4 + e] = r[e]
+        if STORE and DEPENDENT:
+            wait_for_previous()
+        for i in range(tid, N_QUERY + (2 * WIDTH if STORE else 0), THREADS):
+            h, d = i32(i) // i32(WIDTH), i32(i) % i32(WIDTH)
+            if h < i32(HEADS):
+                v = f32(0)
+                if d < i32(HEAD_DIM):
+                    head = x + u64((hb * i32(HEADS) + h) * i32(HEAD_DIM)) * u64(4)
+                    v = element(head, PAIRING, rope, position, d, i32(HEAD_DIM)) * scale
+                query[i] = v
+            elif own < n:  # the token's own key, then its value; every head block of a kv head stores the same bytes
+                a = f32(0)
+                key = x + u64((i32(N_HEAD) + kv) * i32(HEAD_DIM)) * u64(4)
+                if h == i32(HEADS):
+                    if d < i32(HEAD_DIM):
+                        a = element(key, PAIRING, rope, position, d, i32(HEAD_DIM))
+                    fresh[0, d] = put(key_rows + u64(own) * u64(ROW_K), d, a, HALF_K)
+                else:
+                    if d < i32(HEAD_DIM):
+                        a = load_f32(key + u64(i32(N_KV * HEAD_DIM) + d) * u64(4))
+                    fresh[1, d] = put(value_rows + u64(own) * u64(ROW_V), d, a, HALF_V)
+        cuda.syncthreads()
+
+        for h in range(HEADS):
+            for j in range(EACH_K):
+                for e in range(PER_K):
+                    q[(h * EACH_K + j) * PER_K + e] = query[
+                        i32(h * WIDTH) + (lane_k + i32(j * LANES_K)) * i32(PER_K) + i32(e)
+                    ]
+        for first in range(0, n, GROUPS_K * AHEAD_K):
+            if first:
+                for u in range(AHEAD_K):
+                    at = min(i32(first) + i32(u * GROUPS_K) + group_k, n - i32(1))
+                    for j in range(EACH_K):
+                        r = load_u32x4(key_rows + u64(at) * u64(ROW_K) + u64(lane_k + i32(j * LANES_K)) * u64(16))
+                        for e in range(4):
+                            kreg[u * WORDS_K + j * 4 + e] = r[e]
+            for u in range(AHEAD_K):
+                at = i32(first) + i32(u * GROUPS_K) + group_k
+                for h in range(HEADS):
+                    s = f32(0)
+                    if at == own:
+                        for j in range(EACH_K):
+                            for e in range(PER_K):
+                                s += (
+                                    fresh[0, (lane_k + i32(j * LANES_K)) * i32(PER_K) + i32(e)]
+                                    * q[(h * EACH_K + j) * PER_K + e]
+                                )
+                    else:
+                        for j in range(EACH_K):
+                            for e in range(4):
+                                w = kreg[u * WORDS_K + j * 4 + e]
+                                k = (h * EACH_K + j) * PER_K
+                                if HALF_K:
+                                    s += low_f16(w) * q[k + 2 * e]
+                                    s += high_f16(w) * q[k + 2 * e + 1]
+                                else:
+                                    s += bits_f32(w) * q[k + e]
+                    width = LANES_K // 2
+                    while width:
+                        s += cuda.shfl_xor_sync(0xFFFFFFFF, s, width)
+                        width //= 2
+                    if lane_k == 0 and at < n:
+                        scores[i32(h) * span + at] = s
+        cuda.syncthreads()
+        lane, warp = tid % i32(32), tid // i32(32)
+        for turn in range((HEADS + WARPS - 1) // WARPS):
+            h = i32(turn * WARPS) + warp
+            if h < i32(HEADS):
+                top, total = f32(LOWEST), f32(0)
+                for at in range(lane, n, 32):
+                    top = max(top, scores[h * span + i32(at)])
+                for k in range(5):
+                    top = max(top, cuda.shfl_xor_sync(0xFFFFFFFF, top, 16 >> k))
+                for at in range(lane, n, 32):
+                    e = exp2(scores[h * span + i32(at)] - top)
+                    scores[h * span + i32(at)] = e
+                    total += e
+                for k in range(5):
+                    total += cuda.shfl_xor_sync(0xFFFFFFFF, total, 16 >> k)
+                if lane == 0:
+                    state[h] = top
+                    state[i32(HEADS) + h] = total
+        cuda.syncthreads()
+
+        for i in range(N_ACC):
+            acc[i] = f32(0)
+        for first in range(0, n, GROUPS_V * AHEAD_V):
+            if first:
+                for u in range(AHEAD_V):
+                    at = min(i32(first) + i32(u * GROUPS_V) + group_v, n - i32(1))
+                    for j in range(EACH_V):
+                        r = load_u32x4(value_rows + u64(at) * u64(ROW_V) + u64(lane_v + i32(j * LANES_V)) * u64(16))
+                        for e in range(4):
+                            vreg[u * WORDS_V + j * 4 + e] = r[e]
+            for u in range(AHEAD_V):
+                at = i32(first) + i32(u * GROUPS_V) + group_v
+                for h in range(HEADS):
+                    weight = scores[i32(h) * span + at] if at < n else f32(0)
+                    if at == own:
+                        for j in range(EACH_V):
+                            for e in range(PER_V):
+                                acc[(h * EACH_V + j) * PER_V + e] += (
+                                    weight * fresh[1, (lane_v + i32(j * LANES_V)) * i32(PER_V) + i32(e)]
+                                )
+                    else:
+                        for j in range(EACH_V):
+                            for e in range(4):
+                                w = vreg[u * WORDS_V + j * 4 + e]
+                                k = (h * EACH_V + j) * PER_V
+                                if HALF_V:
+                                    acc[k + 2 * e] += weight * low_f16(w)
+                                    acc[k + 2 * e + 1] += weight * high_f16(w)
+                                else:
+                                    acc[k + e] += weight * bits_f32(w)
+        if DEPENDENT:
+            start_next()
+        for i in range(N_ACC):
+            width = 16
+            while width >= LANES_V:
+                acc[i] += cuda.shfl_xor_sync(0xFFFFFFFF, acc[i], width)
+                width //= 2
+        sums = i32(HEADS) * span
+        if lane < i32(LANES_V):
+            for h in range(HEADS):
+                for j in range(EACH_V):
+                    for e in range(PER_V):
+                        d = (lane_v + i32(j * LANES_V)) * i32(PER_V) + i32(e)
+                        scores[sums + (warp * i32(HEADS) + i32(h)) * i32(WIDTH) + d] = acc[(h * EACH_V + j) * PER_V + e]
+        cuda.syncthreads()
+        splits = position // span + i32(1)
+        for i in range(tid, N_QUERY, THREADS):
+            h, d = i32(i) // i32(WIDTH), i32(i) % i32(WIDTH)
+            v = f32(0)
+            for w in range(WARPS):
+                v += scores[sums + i32(w * N_QUERY) + i32(i)]
+            head = hb * i32(HEADS) + h
+            if splits == 1:
+                if d < i32(HEAD_DIM):
+                    store_f32(
+                        out + (u64(token) * u64(N_HEAD * HEAD_DIM) + u64(head * i32(HEAD_DIM) + d)) * u64(4),
+                        v / state[i32(HEADS) + h],
+                    )
+            else:
+                record = partial + u64((token * i32(N_HEAD) + head) * i32(cuda.gridDim.y) + split) * u64(RECORD * 4)
+                store_f32(record + u64(d) * u64(4), v)
+                if d == 0:
+                    store_f32(record + u64(WIDTH * 4), state[h])
+                    store_f32(record + u64(WIDTH * 4 + 4), state[i32(HEADS) + h])
+        if splits == 1:
+            return
+        fence()
+        cuda.syncthreads()
+        if tid == 0:
+            counter = counters + u64(token * i32(cuda.gridDim.x) + hb) * u64(4)
+            last[0] = i32(count_up_to(counter, u32(splits - i32(1))) == u32(splits - i32(1)))
+            fence()
+        cuda.syncthreads()
+        if last[0] == 0:
+            return
+        for i in range(tid, N_QUERY, THREADS):
+            h, d = i32(i) // i32(WIDTH), i32(i) % i32(WIDTH)
+            head = hb * i32(HEADS) + h
+            record = partial + u64((token * i32(N_HEAD) + head) * i32(cuda.gridDim.y)) * u64(RECORD * 4)
+            top, total, v = f32(LOWEST), f32(0), f32(0)
+            for s in range(splits):
+                top = max(top, load_f32(record + u64(s) * u64(RECORD * 4) + u64(WIDTH * 4)))
+            for s in range(splits):
+                row = record + u64(s) * u64(RECORD * 4)
+                w = exp2(load_f32(row + u64(WIDTH * 4)) - top)
+                total += w * load_f32(row + u64(WIDTH * 4 + 4))
+                v += w * load_f32(row + u64(d) * u64(4))
+            if d < i32(HEAD_DIM):
+                store_f32(
+                    out + (u64(token) * u64(N_HEAD * HEAD_DIM) + u64(head * i32(HEAD_DIM) + d)) * u64(4), v / total
+                )
+
+    return attention

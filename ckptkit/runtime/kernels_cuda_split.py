@@ -1,0 +1,98 @@
+"""Blocks as they lie in a file to the planes that the card reads (layouts: cuda_layout.py; blocks: ggml-common.h of llama.cpp)."""
+
+from __future__ import annotations
+
+from numba import cuda
+
+from ..quant.types import BLOCKS, QType
+from .cuda_plan import Split
+from .cuda_ptx import i32, load_u8, load_u16, rotate_right, store_u16, store_u32, u16, u32, u64
+
+device = cuda.jit(device=True)
+ARGUMENTS = (u64,) * 5 + (i32,)
+
+
+@device
+def nibble_word(p, shift):
+    """Nibbles of eight bytes at p, those `shift` bits up, as a word of plane 0."""
+    word = u32(0)
+    for e in range(8):
+        word |= ((load_u8(p + u64(e)) >> shift) & u32(15)) << u32(4 * e)
+    return rotate_right(word, u32(17))
+
+
+def splitter(type: QType):
+    """split(block, word, p, p0, p1, p2, p3): one 32-bit word of plane 0, and what hangs on it, of the block at p."""
+
+    @device
+    def q8_0(block, word, p, p0, p1, p2, p3):
+        at = p + u64(2) + u64(word) * u64(4)
+        w = u32(load_u16(at)) | (u32(load_u16(at + u64(2))) << u32(16))
+        store_u32(p0 + (block * u64(8) + u64(word)) * u64(4), w)
+        if word == 0:
+            store_u16(p1 + block * u64(2), load_u16(p))
+
+    @device
+    def q4_0(block, word, p, p0, p1, p2, p3):
+        w = nibble_word(p + u64(2) + u64(word & i32(1)) * u64(8), u32((word >> i32(1)) * i32(4)))
+        store_u32(p0 + (block * u64(4) + u64(word)) * u64(4), w)
+        if word == 0:
+            store_u16(p1 + block * u64(2), load_u16(p))
+
+    @device
+    def q4_1(block, word, p, p0, p1, p2, p3):
+        w = nibble_word(p + u64(4) + u64(word & i32(1)) * u64(8), u32((word >> i32(1)) * i32(4)))
+        store_u32(p0 + (block * u64(4) + u64(word)) * u64(4), w)
+        if word < 2:
+            store_u16(p1 + block * u64(4) + u64(word) * u64(2), load_u16(p + u64(word) * u64(2)))
+
+    @device
+    def q4_k(block, word, p, p0, p1, p2, p3):
+        s, q = word >> i32(2), word & i32(3)  # sub-block of 32, word in it
+        at = p + u64(16) + u64((s >> i32(1)) * i32(32) + q * i32(8))
+        store_u32(p0 + (block * u64(32) + u64(word)) * u64(4), nibble_word(at, u32((s & i32(1)) * i32(4))))
+        if q == 0:
+            packed = p + u64(4) + u64(s)
+            if s < 4:
+                scale, least = load_u8(packed) & u32(63), load_u8(packed + u64(4)) & u32(63)
+            else:
+                both, low, high = load_u8(packed + u64(4)), load_u8(packed - u64(4)), load_u8(packed)
+                scale = (both & u32(15)) | ((low >> u32(6)) << u32(4))
+                least = (both >> u32(4)) | ((high >> u32(6)) << u32(4))
+            store_u16(p1 + (block * u64(8) + u64(s)) * u64(2), u16(scale | (least << u32(8))))
+        if word < 2:
+            store_u16(p2 + block * u64(4) + u64(word) * u64(2), load_u16(p + u64(word) * u64(2)))
+
+    @device
+    def q6_k(block, word, p, p0, p1, p2, p3):
+        s, q = word >> i32(2), word & i32(3)
+        half, part = s >> i32(2), s & i32(3)
+        low = p + u64(half * i32(64) + (part & i32(1)) * i32(32) + q * i32(8))
+        store_u32(p0 + (block * u64(32) + u64(word)) * u64(4), nibble_word(low, u32((part >> i32(1)) * i32(4))))
+        if q < 2:
+            high = p + u64(128) + u64(half * i32(32) + q * i32(16))
+            w = u32(0)
+            for e in range(16):
+                w |= ((load_u8(high + u64(e)) >> u32(part * i32(2))) & u32(3)) << u32(2 * e)
+            store_u32(p1 + (block * u64(16) + u64(s * i32(2) + q)) * u64(4), rotate_right(w, u32(13)))
+        if word < 8:
+            store_u16(p2 + (block * u64(8) + u64(word)) * u64(2), load_u16(p + u64(192) + u64(word) * u64(2)))
+        if word == 0:
+            store_u16(p3 + block * u64(2), load_u16(p + u64(208)))
+
+    return {QType.Q8_0: q8_0, QType.Q4_0: q4_0, QType.Q4_1: q4_1, QType.Q4_K: q4_k, QType.Q6_K: q6_k}[type]
+
+
+def kernel(p: Split):
+    """The kernel function of a Split plan: `n` blocks at `raw`; plane addresses are those of the first block's place."""
+    THREADS, BYTES = p.threads, BLOCKS[p.type].nbytes
+    WORDS = {QType.Q8_0: 8, QType.Q4_0: 4, QType.Q4_1: 4, QType.Q4_K: 32, QType.Q6_K: 32}[p.type]
+    split = splitter(p.type)
+
+    def planes(raw, p0, p1, p2, p3, n):
+        i = u64(cuda.blockIdx.x) * u64(THREADS) + u64(cuda.threadIdx.x)
+        block = i // u64(WORDS)
+        if block < u64(n):
+            split(block, i32(i % u64(WORDS)), raw + block * u64(BYTES), p0, p1, p2, p3)
+
+    return planes

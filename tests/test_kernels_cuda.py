@@ -1,0 +1,158 @@
+"""The CUDA side without a GPU: kernels compile for every target, plans add up, what is missing is named."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ckptkit.errors import UnsupportedError
+from ckptkit.quant.types import BLOCKS, QType, row_bytes
+from ckptkit.runtime import cuda_compile, cuda_driver
+from ckptkit.runtime.cuda_layout import LAYOUTS
+from ckptkit.runtime.cuda_plan import (
+    Attention,
+    Decode,
+    Embed,
+    Finish,
+    Flash,
+    Matvec,
+    Norm,
+    Pick,
+    Split,
+    StoreKV,
+    cut,
+)
+
+ROOT = Path(__file__).parent.parent
+TARGETS = ((7, 5), (8, 0), (9, 0), (10, 0))
+HAS_COMPILER = bool(cuda_compile.version("numba-cuda") and cuda_compile.version("nvidia-nvvm"))
+needs_compiler = pytest.mark.skipif(not HAS_COMPILER, reason="numba-cuda[cu13] is not installed")
+
+
+def plans(capability: tuple[int, int]) -> list[Any]:
+    """Every kernel, with every branch that changes which instructions are used."""
+    dependent = capability >= (9, 0)
+    out: list[Any] = []
+    for type in LAYOUTS:
+        acts = (("rms", "silu_gate", False, False), ("layer", "gelu_tanh", False, True), ("", "", True, False))
+        for norm, act, add, picked in acts:
+            out.append(Matvec(type, 768, 16, 2, 3, 256, norm, act, add, picked, dependent))
+        out += [Embed(type, 768, QType.F32, dependent=dependent), Decode(type, 768, QType.F16)]
+        if BLOCKS[type].elements > 1:
+            out.append(Split(type))
+    for pairing, half_k, half_v in ((0, False, False), (1, False, True), (2, True, True)):
+        kind = (6, 2, 24, 32, pairing, half_k, half_v)
+        out += [
+            Attention(3, *kind, True, 256, dependent),
+            Attention(1, *kind, False, 512),
+            StoreKV(*kind),
+            Flash(*kind),
+        ]
+    out += [Norm("layer", 768, QType.F32), Norm("rms", 768, QType.BF16, 3), Finish("silu_gate"), Finish("")]
+    return [*out, Pick(True, dependent=dependent), Pick(False)]
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", TARGETS)
+def test_every_kernel_compiles(capability: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CKPTKIT_CACHE", str(tmp_path))
+    wanted = plans(capability)
+    said: list[tuple[int, int]] = []
+    texts = cuda_compile.build(wanted, capability, lambda n, jobs: said.append((n, jobs)))
+    assert set(texts) == set(wanted)
+    assert said[0][0] == len(set(wanted))
+    for text in texts.values():
+        assert f".target sm_{capability[0]}{capability[1]}" in text
+        assert cuda_compile.entry(text) in text
+    cuda_compile.build(wanted, capability, lambda *_: pytest.fail("the second start must compile nothing"))
+    assembler = shutil.which("ptxas") or next(iter(map(str, Path(sys.prefix).rglob("bin/ptxas"))), None)
+    if assembler:
+        for plan, text in texts.items():
+            (tmp_path / "k.ptx").write_text(text)
+            args = [assembler, f"-arch=sm_{capability[0]}{capability[1]}", str(tmp_path / "k.ptx"), "-o", os.devnull]
+            done = subprocess.run(args, capture_output=True, text=True)
+            assert done.returncode == 0, (plan, done.stderr[-500:])
+
+
+@needs_compiler
+def test_a_kernel_that_fails_to_compile_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CKPTKIT_CACHE", str(tmp_path))
+    with pytest.raises(UnsupportedError, match="failed to compile") as e:
+        cuda_compile.build([Finish("silu_gate", threads=256), Norm("rms", 0, QType.F32)], (9, 0))
+    assert "Norm" in e.value.at
+
+
+def test_without_a_compiler_the_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CKPTKIT_CACHE", str(tmp_path))
+    monkeypatch.setattr(cuda_compile, "version", lambda _package: "")
+    with pytest.raises(UnsupportedError, match="numba-cuda"):
+        cuda_compile.build([Pick(False)], (9, 0))
+
+
+@pytest.mark.skipif(cuda_driver.available(), reason="there is a GPU here")
+def test_without_a_gpu_the_error_names_what_is_missing() -> None:
+    with pytest.raises(UnsupportedError) as e:
+        cuda_driver.card()
+    assert any(word in str(e.value) for word in ("cuda-bindings", "driver", "GPU"))
+
+
+def test_both_kernel_modules_have_the_same_functions() -> None:
+    cpu, cuda = (importlib.import_module(f"ckptkit.runtime.kernels_{m}") for m in ("cpu", "cuda"))
+    names = [
+        "embed", "norm", "norm_linear", "linear_add", "norm_ffn", "attention", "argmax", "place", "place_rows", "plain",
+        "workspace", "describe", "check_fits", "load_bytes", "bucket", "write", "capture", "replay", "run", "sync",
+    ]  # fmt: skip
+    for name in names:
+        ours, theirs = (list(inspect.signature(getattr(m, name)).parameters) for m in (cuda, cpu))
+        assert ours == theirs, name
+    for name in ("empty", "zeros", "upload", "download"):
+        assert len(inspect.signature(getattr(cuda, name)).parameters) == len(
+            inspect.signature(getattr(cpu, name)).parameters
+        ), name
+    assert cuda.NATIVE and cuda.MAX_TOKENS >= cpu.MAX_TOKENS
+
+
+@pytest.mark.parametrize("type", list(LAYOUTS))
+def test_planes_hold_what_a_row_holds(type: QType) -> None:
+    # Q4_K's 6-bit scales and minima are unpacked to bytes: 12 bytes of 144 become 16
+    layout = LAYOUTS[type]
+    stored, on_card = row_bytes(type, 768), sum(layout.pitch(k, 768) for k in range(len(layout.planes)))
+    assert on_card == stored + (4 * 3 if type == QType.Q4_K else 0)
+    starts, total = layout.offsets(33, 768)
+    assert all(s % 256 == 0 for s in starts)
+    assert total >= 33 * on_card
+
+
+@pytest.mark.parametrize("n_in", [32, 96, 896, 3584, 18944])
+@pytest.mark.parametrize("units", [1, 31, 896, 152064])
+@pytest.mark.parametrize("type", [QType.F32, QType.BF16, QType.Q8_0, QType.Q4_0])
+def test_a_cut_covers_every_vector_and_fits(type: QType, n_in: int, units: int) -> None:
+    for rows in (1, 2):
+        how = cut(type, n_in, units, rows, 132)
+        plan = Matvec(type, n_in, how.lanes, how.segments, how.unroll, how.threads)
+        assert plan.chunks * how.unroll * how.lanes * how.segments >= LAYOUTS[type].vectors(n_in)
+        assert how.threads % how.lanes == 0
+        assert plan.shared_bytes(units * rows, min(units, 132 * how.per)) * how.per < 227 * 1024
+
+
+def test_a_bucket_is_a_power_of_two_up_to_the_context() -> None:
+    kernels = importlib.import_module("ckptkit.runtime.kernels_cuda")
+    assert [kernels.bucket(n, 1000) for n in (1, 256, 257, 600, 1000)] == [256, 256, 512, 1000, 1000]
+    assert kernels.bucket(5, 64) == 256
+
+
+def test_buffers_slice_and_reshape_by_address() -> None:
+    b = cuda_driver.Buffer(1024, (4, 6), np.dtype(np.float32))
+    assert (b[1].address, b[1].shape) == (1024 + 24, (6,))
+    assert (b[1:3].address, b[1:3].shape, b[1:3].nbytes) == (1024 + 24, (2, 6), 48)
+    assert b.reshape((2, 12)).shape == b.reshape(2, 12).shape == (2, 12)
