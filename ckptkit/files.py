@@ -122,7 +122,7 @@ def check_output(path: Path, inputs: tuple[Path, ...], force: bool) -> None:
                 got=f"input {source}",
                 hint="choose another output name",
             )
-    if path.is_file() and not force:
+    if (path.is_file() or (path.is_dir() and any(path.iterdir()))) and not force:
         raise OutputError("exists already", path=path, hint="pass --force to replace it, or choose another name")
 
 

@@ -381,6 +381,22 @@ def test_existing_directories(tmp_path: Path) -> None:
     assert found.keys() == {"config.json", "model.safetensors", "README.md"}
 
 
+def test_a_directory_with_something_in_it_needs_force(tmp_path: Path) -> None:
+    from ckptkit.conversion import Options, convert
+
+    source = put(tmp_path / "in", DIRECTORIES["gpt2"])
+    (tmp_path / "empty").mkdir()
+    convert(source, tmp_path / "empty")
+    with pytest.raises(OutputError, match="exists already"):
+        convert(source, tmp_path / "empty")
+    (tmp_path / "empty" / "model.safetensors").write_bytes(b"")
+    convert(source, tmp_path / "empty", Options(force=True))
+    assert (tmp_path / "empty" / "model.safetensors").read_bytes() == DIRECTORIES["gpt2"]["model.safetensors"]
+    with pytest.raises(OutputError):
+        convert(source, source, Options(force=True))
+    assert {p.name: p.read_bytes() for p in source.iterdir()} == DIRECTORIES["gpt2"]
+
+
 def test_nothing_is_left_of_a_directory_that_failed(tmp_path: Path) -> None:
     def full(_lo: int, _hi: int) -> np.ndarray:
         raise OSError(28, "No space left on device")
