@@ -16,6 +16,8 @@ from ckptkit.checkpoint import Checkpoint, RopeScaling
 from ckptkit.errors import CkptError, FormatError, OutputError, UnsupportedError
 from ckptkit.formats import safetensors
 from ckptkit.formats.options import ReadOptions, WriteOptions
+from ckptkit.formats.safetensors_io import read_header, write_file
+from ckptkit.formats.safetensors_write import TOKENIZER
 from ckptkit.layout import write_rows
 from ckptkit.quant.types import QType
 from fixtures import models
@@ -263,6 +265,28 @@ def test_a_single_file_carries_its_config(tmp_path: Path) -> None:
             with safetensors.read(out, ReadOptions()) as again:
                 assert again.config == ck.config
                 assert_holds(again, EXPECTED[name])
+
+
+def test_a_single_file_carries_its_tokenizer(tmp_path: Path) -> None:
+    tokenizer = writer.tokenizer_json(list(vocab.BPE_STRINGS), list(vocab.BPE_MERGE_STRINGS), eot=vocab.BPE_EOT)
+    files = writer.directory(writer.gpt2_arrays(GPT2), writer.gpt2_config(GPT2), tokenizer)
+    with safetensors.read(put(tmp_path / "in", files), ReadOptions()) as ck:
+        first = write(ck, tmp_path / "x.safetensors")["x.safetensors"]
+        with safetensors.read(tmp_path / "x.safetensors", ReadOptions()) as again:
+            assert ck.tokenizer is not None
+            assert again.tokenizer is not None
+            assert again.tokenizer.ids == ck.tokenizer.ids
+            assert again.tokenizer.encode(" the hen") == ck.tokenizer.encode(" the hen")
+            assert write(again, tmp_path / "y.safetensors")["y.safetensors"] == first
+            write(again, tmp_path / "back")
+    with safetensors.read(tmp_path / "back", ReadOptions()) as back:
+        assert back.tokenizer is not None
+        assert back.tokenizer.encode(" the hen")[0] == 20
+    for text in ("[", "[]", "{}", "[" * 100_000):
+        with safetensors.read(tmp_path / "x.safetensors", ReadOptions()) as ck:
+            _, tensors = read_header(ck.files[0])
+            write_file(tmp_path / "z.safetensors", tensors, dict(ck.source.metadata["metadata"]) | {TOKENIZER: text})
+        assert isinstance(error_of(safetensors.read, tmp_path / "z.safetensors"), FormatError)
 
 
 def test_mixed_types_become_one_type_first(tmp_path: Path) -> None:

@@ -46,6 +46,17 @@ def read(path: Path) -> Tokenizer | None:
     raise FormatError("no such file", path=path)
 
 
+def from_texts(path: Path, tokenizer: str, config: str) -> Tokenizer:
+    """The tokenizer of the texts of tokenizer.json and tokenizer_config.json, which the file at `path` carries."""
+    try:
+        found, settings = json.loads(tokenizer), json.loads(config)
+    except (ValueError, RecursionError) as e:
+        raise FormatError("the tokenizer in the metadata is not JSON", path=path, offset=8, got=str(e)[:60]) from e
+    if not isinstance(found, dict) or not isinstance(found.get("model"), dict) or not isinstance(settings, dict):
+        raise FormatError("no tokenizer in the metadata", path=path, offset=8, expected='an object with "model"')
+    return _from_json(path / "tokenizer.json", found, settings)
+
+
 def _load(path: Path) -> Any:
     """Parsed JSON; None for a file that is not there."""
     if not path.is_file():

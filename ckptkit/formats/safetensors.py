@@ -33,7 +33,17 @@ from ..tensor import Tensor
 from . import hf_config, hf_tokenizer, microgpt_model, npz, safetensors_io
 from .hf_names import BUFFERS, HF, NX, is_nx, prefix_of
 from .options import ReadOptions, Target, WriteOptions, chosen, origin, refuse_version
-from .safetensors_write import CONFIG, INDEX, KEPT, SINGLE, TOKENIZER_FILES, write
+from .safetensors_write import (
+    CONFIG,
+    INDEX,
+    KEPT,
+    MODEL_CONFIG,
+    SINGLE,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    TOKENIZER_FILES,
+    write,
+)
 
 __all__ = ["LAYOUTS", "MIXTURES", "NAME", "SUFFIX", "detect", "plan", "read", "targets", "write"]
 
@@ -155,8 +165,8 @@ def _read(path: Path, files: _Files, options: ReadOptions) -> Checkpoint:
     if is_nx(files.tensors):
         return _read_nx(files, options)
     beside = files.main.parent / CONFIG
-    if "ckptkit.config" in files.metadata:
-        raw, config_path = hf_config.parse(path, files.metadata["ckptkit.config"].encode()), None
+    if MODEL_CONFIG in files.metadata:
+        raw, config_path = hf_config.parse(path, files.metadata[MODEL_CONFIG].encode()), None
     elif beside.is_file():
         raw, config_path = hf_config.load(beside), beside
     else:
@@ -188,7 +198,9 @@ def _read(path: Path, files: _Files, options: ReadOptions) -> Checkpoint:
         )  # fmt: skip
     tensors = _arranged(files.main, layout, config, present)
     paths = [files.main, *(f.path for f in files.open if f.path != files.main), *([config_path] if config_path else [])]
-    metadata: dict[str, Any] = {"naming": "hf", "config.json": raw, "prefix": prefix, "metadata": files.metadata}
+    given = (TOKENIZER, TOKENIZER_CONFIG) if options.tokenizer else ()  # another takes the place of the file's own
+    stated = {k: v for k, v in files.metadata.items() if k not in given}
+    metadata: dict[str, Any] = {"naming": "hf", "config.json": raw, "prefix": prefix, "metadata": stated}
     tokenizer = None
     if config_path:
         folder = config_path.parent
@@ -196,6 +208,9 @@ def _read(path: Path, files: _Files, options: ReadOptions) -> Checkpoint:
         if not options.tokenizer:
             tokenizer = hf_tokenizer.read(folder)
             paths += [folder / name for name in TOKENIZER_FILES if tokenizer and (folder / name).is_file()]
+    elif TOKENIZER in files.metadata and not options.tokenizer:
+        settings = files.metadata.get(TOKENIZER_CONFIG, "{}")
+        tokenizer = hf_tokenizer.from_texts(path, files.metadata[TOKENIZER], settings)
     source = Source(tuple(paths), NAME, "hf", metadata, tuple(notes))
     return Checkpoint(config, tensors, tokenizer, source, tuple(files.open))
 

@@ -22,6 +22,11 @@ CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.i
 SHARD_NAME = "model-{:05d}-of-{:05d}.safetensors"
 STALE = ("model-*-of-*.safetensors", SINGLE, INDEX)  # weights that an older model may have left in a directory
 FORMAT = {"format": "pt"}  # which transformers demands
+MODEL_CONFIG, TOKENIZER, TOKENIZER_CONFIG = (
+    "ckptkit.config",
+    "ckptkit.tokenizer",
+    "ckptkit.tokenizer_config",
+)  # metadata
 KEPT = ("generation_config.json",)
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
@@ -172,5 +177,9 @@ def _metadata(
         facts: dict[str, Any] = {"n_head": c.n_head, "context_length": c.context_length}
         facts |= {"norm_eps": hf_config.short(c.norm_eps), "rope_theta": hf_config.short(c.rope_theta)}
         return kept if same else {k: str(v) for k, v in facts.items()}
-    config = _config_json(ck, stored, options).decode()
-    return {**FORMAT, **kept, "ckptkit.config": json.dumps(json.loads(config), separators=(",", ":"))}
+    config = json.loads(_config_json(ck, stored, options))
+    out = {**FORMAT, **kept, MODEL_CONFIG: json.dumps(config, separators=(",", ":"))}
+    if ck.tokenizer is not None and TOKENIZER not in kept:
+        out[TOKENIZER] = hf_tokenizer_write.tokenizer_json(ck.tokenizer)
+        out[TOKENIZER_CONFIG] = hf_tokenizer_write.tokenizer_config(ck.tokenizer)
+    return out
