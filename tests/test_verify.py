@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -356,6 +358,20 @@ def test_command_says_ok_with_0_and_differ_with_1(fixtures_dir: Path, tmp_path: 
     out = run(fixtures_dir / "llmc/gpt2_v3.bin", bad)
     assert out.exit_code == 1
     assert "not transposed" in out.output
+
+
+def test_process_exits_with_1_and_never_loads_the_runtime_without_logits(fixtures_dir: Path) -> None:
+    code = (
+        "import sys, ckptkit.cli as c\ntry:\n c.main()\nfinally:\n"
+        " print(sorted(m for m in sys.modules if m.startswith(('numba', 'ckptkit.runtime'))))"
+    )
+    paths = [str(fixtures_dir / f"gguf/{n}.gguf") for n in ("llama", "gpt2")]
+    for pair, status in ((paths, 1), (paths[:1] * 2, 0)):
+        out = subprocess.run(
+            [sys.executable, "-c", code, "verify", *pair, "--no-logits"], capture_output=True, text=True, check=False
+        )
+        assert out.returncode == status, out.stderr
+        assert out.stdout.splitlines()[-1] == "[]"
 
 
 def test_json_keys(fixtures_dir: Path) -> None:

@@ -41,7 +41,9 @@ for command in (inspect, convert, verify, check, tokenize, generate, ppl, logits
 def main() -> None:
     """Run, and turn errors into one message and an exit code: errors.py, 130 after Ctrl-C, 70 for our own mistakes."""
     try:
-        cli(standalone_mode=False, prog_name="ckptkit")
+        code = cli(standalone_mode=False, prog_name="ckptkit")
+        if isinstance(code, int):  # click returns what a command passed to Exit
+            sys.exit(code)
     except click.exceptions.Exit as e:
         sys.exit(e.exit_code)
     except click.ClickException as e:

@@ -213,7 +213,7 @@ def state_lines(report: Any) -> list[str]:
     ]
     out += [f"cause      {number(c.says)}" for c in report.causes]
     if not report.ok and not report.causes:
-        out.append("cause      none found")
+        out.append("cause      none of the known faults: undoing them one at a time leaves the difference")
     return out + [f"note: {number(note)}" for note in report.notes]
 
 
