@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [p for p in (str(ROOT), str(ROOT / "tests")) if p not in sys.path]  # fixtures.*, judges
 
-SMOLLM = "SmolLM2-135M-Instruct.Q4_1.gguf"
+from smollm import SMOLLM  # noqa: E402
 
 
 @pytest.fixture(scope="session")

@@ -152,8 +152,9 @@ def test_metadata_is_complete(fixtures_dir: Path, nanoeuler: Path, tmp_path: Pat
     wanted = {
         "gpt2": ("context_length", "embedding_length", "block_count", "feed_forward_length", "attention.head_count",
                  "attention.layer_norm_epsilon"),
-        "llama": ("context_length", "embedding_length", "block_count", "feed_forward_length",
-                  "attention.head_count", "attention.head_count_kv", "attention.layer_norm_rms_epsilon", "rope.freq_base", "rope.dimension_count"),
+        "llama": ("context_length", "embedding_length", "block_count", "feed_forward_length", "attention.head_count",
+                  "attention.head_count_kv", "attention.layer_norm_rms_epsilon", "rope.freq_base",
+                  "rope.dimension_count"),
     }  # fmt: skip
     for source, arch in ((fixtures_dir / "trained" / "gpt2_tiny.bin", "gpt2"), (nanoeuler, "llama")):
         out = tmp_path / f"{arch}.gguf"

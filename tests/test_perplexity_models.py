@@ -102,7 +102,7 @@ def test_saved_log_probabilities_tell_the_rounded_model_apart(trained: Path, tmp
 @pytest.mark.slow
 def test_smollm2_as_llama_perplexity(shared: Path, models: Path) -> None:
     """llama-perplexity prints 39.1809 +/- 1.78613 for these windows (float32 weights, cache and attention)."""
-    from conftest import SMOLLM
+    from smollm import SMOLLM
 
     r = ppl(models / SMOLLM, shared / "tinyshakespeare.txt", n_ctx=512, chunks=20)
     assert r.tokens == 20 * 255

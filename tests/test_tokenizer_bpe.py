@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import SMOLLM
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from smollm import SMOLLM
 from vocab_files import byte_bpe, gguf_keys, vectors
 
 from ckptkit.errors import FormatError, UnsupportedError

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import SMOLLM
+from smollm import SMOLLM
 from vocab_files import arguments, byte_bpe, gguf_keys, vectors
 
 from ckptkit.errors import CkptError, FormatError, UnsupportedError
