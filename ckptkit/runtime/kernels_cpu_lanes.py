@@ -26,6 +26,7 @@ from numba.extending import intrinsic
 from ..quant.types import BLOCKS, QType
 from .simd import F32, I8, I64, LANES, VF, VI, _fn, _load, _splat, _store, f32x16, fetch_ahead, i64, void
 
+AHEAD = 6144  # bytes of weights asked for before they are needed
 V8 = ir.VectorType(I8, LANES)
 
 
@@ -211,14 +212,16 @@ def lanes_dot(typingctx, t, block, x, sums, total):
         def at(address, i):
             return _load(b, b.add(address, ir.Constant(I64, 4 * i)), F32, 4)
 
-        lines = range(0, LANES * BLOCKS[QType(t.literal_value)].nbytes, 64) if n == 256 else []
-        for number, group in enumerate(row.together):
-            # A large block is read in an order that no hardware foresees: ask for the next one, a part at a time.
-            for line in list(lines)[number :: len(row.together)]:
-                fetch_ahead(b, b.add(block, ir.Constant(I64, LANES * BLOCKS[QType(t.literal_value)].nbytes + line)))
+        # Large blocks are read in an order that no hardware foresees: ask for later bytes, one line at a time.
+        lines = range(0, LANES * BLOCKS[QType(t.literal_value)].nbytes, 64)
+        done = 0
+        for group in row.together:
             parts = {s: [_c(0.0)] * (4 // len(group)) for s in group}  # independent sums: a product takes four cycles
             for i, place in enumerate(_inside(row.sub, len(group) == 1)):
                 for s in group:
+                    for line in lines[done * len(lines) // n : (done + 1) * len(lines) // n]:
+                        fetch_ahead(b, b.add(block, ir.Constant(I64, AHEAD + line)))
+                    done += 1
                     k, part = s * row.sub + place, i % len(parts[s])
                     parts[s][part] = b.call(fma, [row.raw(e, k), _splat(b, at(x, k), VF), parts[s][part]])
             e.forget()

@@ -276,35 +276,29 @@ def locate(then, parts, n_parts, step, chunk):
     return 0, 0, 0
 
 
-@inlined
+@njit(**JIT)
+def activate(then, sums, ups, n):
+    """Activation of n values in place. Not part of `matvec`: its constants would take registers from the products there."""
+    for i in range(0, n, 16):
+        y = load_f32(sums + 4 * i)
+        store_f32(sums + 4 * i, mul(silu16(y), load_f32(ups + 4 * i)) if then == SILU_GATE else activate16(then, y))
+
+
+@njit(**JIT)
 def finish(then, out, sums, ups, bias, n):
     """Bias and activation for n neighbouring values of one token, then store or add."""
-    for i in range(0, n, 16):
-        m = min(n - i, 16)
-        if m < 16:  # to a whole vector: what lies behind is never stored
-            for j in range(m, 16):
-                put_f32(sums + 4 * (i + j), 0.0)
-                if then == SILU_GATE:
-                    put_f32(ups + 4 * (i + j), 0.0)
-        y = load_f32(sums + 4 * i)
-        if bias != 0:
-            if m == 16:
-                y = add(y, load_f32(bias + 4 * i))
-            else:
-                for j in range(m):
-                    put_f32(sums + 4 * (i + j), get_f32(sums + 4 * (i + j)) + get_f32(bias + 4 * (i + j)))
-                y = load_f32(sums + 4 * i)
+    for i in range(n, (n + 15) // 16 * 16):  # to a whole vector: what lies behind is never stored
+        put_f32(sums + 4 * i, 0.0)
         if then == SILU_GATE:
-            y = mul(silu16(y), load_f32(ups + 4 * i))
-        else:
-            y = activate16(then, y)
-        if m == 16:
-            store_f32(out + 4 * i, add(y, load_f32(out + 4 * i)) if then == ADD else y)
-        else:
-            store_f32(sums + 4 * i, y)
-            for j in range(m):
-                y1 = get_f32(sums + 4 * (i + j))
-                put_f32(out + 4 * (i + j), get_f32(out + 4 * (i + j)) + y1 if then == ADD else y1)
+            put_f32(ups + 4 * i, 0.0)
+    if bias != 0:
+        for i in range(n):
+            put_f32(sums + 4 * i, get_f32(sums + 4 * i) + get_f32(bias + 4 * i))
+    if then >= GELU:
+        activate(then, sums, ups, n)
+    for i in range(n):
+        y = get_f32(sums + 4 * i)
+        put_f32(out + 4 * i, get_f32(out + 4 * i) + y if then == ADD else y)
 
 
 # --- many tokens ---

@@ -128,6 +128,8 @@ class Model:
         if cache is None:
             cache = self.new_cache(1, max(min(len(ids), self.context), 1))
         n, start = len(ids), int(cache.length[0])
+        if n == 1 and logits == "last":
+            return self._one(int(ids[0]), start, cache, head)
         positions = np.arange(start, start + n)
         rows = np.arange(n) if logits == "all" else np.array([n - 1])
         out = self.forward_batch(ids, positions, np.zeros(n, np.int64), cache, rows, head)
@@ -166,6 +168,18 @@ class Model:
         for s in np.unique(seq):
             cache.length[s] = max(int(cache.length[s]), int(pos[seq == s].max()) + 1)
         return out
+
+    def _one(self, token: int, position: int, cache: KVCache, head: int) -> Floats:
+        """The same for one token of sequence 0, without the work that only batches need: this is what decoding repeats."""
+        if self._closed or not 0 <= token < self.config.vocab_size:
+            self._check(np.array([token]), np.array([position]), np.array([0]), cache)
+        cache.require(0, position)
+        b, k = self._batch(1, 1), self.kernels
+        for buffer, value in ((b.tokens, token), (b.pos, position), (b.seq, 0), (b.rows, 0)):
+            k.write(buffer, [value])
+        self._run(b, cache, head, position + 1)
+        cache.length[0] = position + 1
+        return np.array(k.download(b.logits)[0])
 
     def _run(self, b: Batch, cache: KVCache, head: int, reach: int) -> None:
         """One pass; no position lies at or beyond `reach`. Steps of one token are captured once for each size of context."""
