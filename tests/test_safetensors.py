@@ -488,6 +488,20 @@ def test_configs_that_cannot_be(tmp_path: Path, arch: str) -> None:
         assert config_error(tmp_path, arch, {}, remove=key) is not None, key
 
 
+def test_a_sliding_window_in_use_is_kept_and_does_not_run(tmp_path: Path) -> None:
+    from ckptkit import runtime
+
+    files = dict(DIRECTORIES["qwen2"])
+    config = json.loads(files["config.json"])
+    for used, expected in ((False, 0), (True, 8)):
+        changed = json.dumps(config | {"use_sliding_window": used, "sliding_window": 8}).encode()
+        with safetensors.read(put(tmp_path / "in", files | {"config.json": changed}), ReadOptions()) as ck:
+            assert ck.config.sliding_window == expected
+            if used:
+                with pytest.raises(UnsupportedError, match="sliding"):
+                    runtime.load(ck)
+
+
 def test_mathematics_we_do_not_have_is_refused(tmp_path: Path) -> None:
     for change in ({"attention_bias": True}, {"mlp_bias": True}, {"partial_rotary_factor": 0.5}):
         assert isinstance(config_error(tmp_path, "llama", change), UnsupportedError)

@@ -201,6 +201,8 @@ def _read(path: Path, files: _Files, options: ReadOptions) -> Checkpoint:
     given = (TOKENIZER, TOKENIZER_CONFIG) if options.tokenizer else ()  # another takes the place of the file's own
     stated = {k: v for k, v in files.metadata.items() if k not in given}
     metadata: dict[str, Any] = {"naming": "hf", "config.json": raw, "prefix": prefix, "metadata": stated}
+    if config.sliding_window:
+        metadata["sliding_window"] = config.sliding_window
     tokenizer = None
     if config_path:
         folder = config_path.parent
