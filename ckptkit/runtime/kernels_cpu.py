@@ -11,6 +11,7 @@ Kernels are compiled for the types at hand when they are first needed, and kept 
 
 from __future__ import annotations
 
+import mmap
 import os
 import tempfile
 import time
@@ -110,7 +111,9 @@ def empty(shape, dtype=np.float32):
 
 
 def zeros(shape, dtype=np.float32):
-    return np.zeros(shape, dtype)
+    """Zeros that take memory as they are first written, page by page: numpy would ask for huge pages, all of them at once."""
+    nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    return np.frombuffer(mmap.mmap(-1, max(nbytes, 1)), dtype, int(np.prod(shape))).reshape(shape)
 
 
 def upload(array):
