@@ -587,7 +587,7 @@ def test_broken_npz(tmp_path: Path) -> None:
     cases: list[tuple[Any, bytes]] = [(n, good[:n]) for n in range(0, len(good), 61)]
     cases += [(("magic", i), good[:i] + b"?" + good[i + 1 :]) for i in range(start, start + 8)]
     shape = good.index(b"(28, 16)")
-    for text in (b"(28, 17)", b"(-8, 16)", b"(28,'x')", b"(28, 99]", b"__import"):
+    for text in (b"(28, 17)", b"(-8, 16)", b"(28,'x')", b"(28, 99]", b"__import", b"(28,\xff\xff,)", b"(28,16))"):
         cases.append((text, good[:shape] + text + good[shape + 8 :]))
     assert accepted(safetensors.read, tmp_path / "w.npz", cases) == []
 

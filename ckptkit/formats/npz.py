@@ -7,7 +7,7 @@ are read where they lie in the file; compressed ones are held in memory, up to a
 
 from __future__ import annotations
 
-import io
+import re
 import zipfile
 import zlib
 from math import prod
@@ -26,6 +26,11 @@ DTYPES = {
 LIMIT = 256 << 20  # bytes of all compressed members, unpacked
 MAX_HEADER = 10_000  # bytes; numpy's own limit
 BROKEN = (zipfile.BadZipFile, zlib.error, NotImplementedError, EOFError, OSError, ValueError, TypeError, OverflowError)
+MAGIC = b"\x93NUMPY"
+HEADER = re.compile(
+    r"\{'descr': '(?P<descr>[^']{1,9})', 'fortran_order': (?P<fortran>True|False), "
+    r"'shape': \((?P<shape>(\d{1,18}(, ?|(?=\))))*)\),? ?\}[ \n]*"
+)  # as numpy writes it; evaluating a literal instead would be at the mercy of the parser
 LOCAL = 30  # bytes of a zip's local header before name and extra field
 
 
@@ -91,23 +96,27 @@ def _unpacked(file: File, info: zipfile.ZipInfo, raw: bytes, name: str) -> Tenso
 
 def _header(file: File, name: str, offset: int, head: bytes) -> tuple[int, tuple[int, ...], QType, bool]:
     """(its length, shape, type, whether columns come first) from the start of a .npy."""
-    f = io.BytesIO(head)
-    version = np.lib.format.read_magic(f)
-    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-    if version not in readers:
-        raise _wrong(file, name, offset, "version 1 or 2 of .npy", str(version))
-    shape, fortran, dtype = readers[version](f, max_header_size=MAX_HEADER)
-    if dtype.str not in DTYPES:
+    version, wide = head[6:8], head[6:7] != b"\x01"
+    if head[:6] != MAGIC or version not in (b"\x01\0", b"\x02\0"):
+        raise _wrong(file, name, offset, "version 1 or 2 of .npy", repr(head[:8]))
+    start = 12 if wide else 10
+    end = start + int.from_bytes(head[8:start], "little")
+    found = HEADER.fullmatch(head[start:end].decode("latin-1"))
+    if end > len(head) or found is None:
+        raise _wrong(file, name, offset, "a header of descr, fortran_order and shape", repr(head[start:][:100]))
+    shape = tuple(int(n) for n in found["shape"].split(",") if n.strip())
+    fortran = found["fortran"] == "True"
+    if found["descr"] not in DTYPES:
         raise UnsupportedError(
             f"array {printable(name)[:60]} has a dtype that holds no weights", path=file.path, offset=offset,
-            expected=", ".join(DTYPES), got=dtype.str,
+            expected=", ".join(DTYPES), got=found["descr"],
         )  # fmt: skip
     if len(shape) > 2 and fortran:
         raise UnsupportedError("arrays of more than two axes must be in C order", path=file.path, got=str(shape))
-    return f.tell(), shape, DTYPES[dtype.str], bool(fortran) and len(shape) > 1
+    return end, shape, DTYPES[found["descr"]], fortran and len(shape) > 1
 
 
 def _check_size(file: File, name: str, offset: int, nbytes: int, shape: tuple[int, ...], type: QType) -> None:
     width = np.dtype(next(k for k, v in DTYPES.items() if v == type)).itemsize
-    if any(n < 0 for n in shape) or prod(shape) * width != nbytes:
+    if prod(shape) * width != nbytes:
         raise _wrong(file, name, offset, f"{prod(shape) * width:,} bytes for {shape}", f"{nbytes:,} bytes")
