@@ -11,7 +11,7 @@ import numpy as np
 from ckptkit.runtime import cuda_compile
 from ckptkit.runtime import cuda_driver as gpu
 
-from . import gpu_check, gpu_decode, gpu_forward, gpu_tune
+from . import gpu_check, gpu_decode, gpu_forward, gpu_parts, gpu_tune
 
 
 def machine() -> list[str]:
@@ -33,8 +33,9 @@ def main() -> int:
     parser.add_argument("--only", default="", help="one group of checks")
     parser.add_argument("--forward", action="store_true", help="whole models against float64")
     parser.add_argument("--decode", action="store_true", help="decode speed of the table's models")
-    parser.add_argument("--sweep", action="store_true", help="decode speed with and without dependent launch")
+    parser.add_argument("--sweep", action="store_true", help="decode speed with late and early launch of the next kernel")
     parser.add_argument("--prompts", action="store_true", help="prompts of 2,048 tokens")
+    parser.add_argument("--parts", action="store_true", help="the parts of a prompt, alone")
     parser.add_argument("--deep", action="store_true", help="decode after 8,192 positions")
     parser.add_argument("--fast", action="store_true", help="with --forward: the fast precision")
     parser.add_argument("--tune", default="", help="time ways to cut products up: 7B,0.5B,GPT-2")
@@ -58,10 +59,12 @@ def main() -> int:
     if args.decode:
         gpu_decode.run(say, [setting()], goals)
     if args.sweep:
-        gpu_decode.run(say, [setting(dependent=d) for d in (True, False)], goals)
+        gpu_decode.run(say, [setting(), setting(early=False)], goals)
     if args.prompts:
         chosen = [g for g in gpu_decode.PROMPTS if not words or any(w in f"{g[0]} {g[1].name}" for w in words)]
         gpu_decode.prompts(say, chosen)
+    if args.parts:
+        gpu_parts.run(say)
     if args.deep:
         gpu_decode.deep(say)
     if args.tune:

@@ -31,6 +31,7 @@ class Setting:
     """What can be tuned without another algorithm."""
 
     dependent: bool = True
+    early: bool = True
 
 
 def open_model(ck: Checkpoint, context: int, setting: Setting, type_kv: str = "f32") -> m.Model:
@@ -42,6 +43,7 @@ def open_model(ck: Checkpoint, context: int, setting: Setting, type_kv: str = "f
 
 def tune(model: m.Model, setting: Setting) -> None:
     """Apply a setting to a loaded model."""
+    model.work.early = setting.early
     model.work.dependent = setting.dependent and gpu.card().capability >= (9, 0)
 
 

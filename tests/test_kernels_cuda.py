@@ -24,6 +24,7 @@ from ckptkit.runtime.cuda_plan import (
     Embed,
     Finish,
     Flash,
+    Flash16,
     Matvec,
     Norm,
     Pick,
@@ -46,7 +47,9 @@ def plans(capability: tuple[int, int]) -> list[Any]:
         acts = (("rms", "silu_gate", False, False), ("layer", "gelu_tanh", False, True), ("", "", True, False))
         for norm, act, add, picked in acts:
             out.append(Matvec(type, 768, 16, 2, 3, 256, norm, act, add, picked, dependent))
-        out += [Embed(type, 768, QType.F32, dependent=dependent), Decode(type, 768, QType.F16)]
+        out.append(Embed(type, 768, QType.F32, dependent=dependent))
+        if type != QType.F32:
+            out.append(Decode(type, 768, QType.F16))
         if BLOCKS[type].elements > 1:
             out.append(Split(type))
     for pairing, half_k, half_v in ((0, False, False), (1, False, True), (2, True, True)):
@@ -58,6 +61,9 @@ def plans(capability: tuple[int, int]) -> list[Any]:
             Flash(*kind),
         ]
     out += [Norm("layer", 768, QType.F32), Norm("rms", 768, QType.BF16, 3), Finish("silu_gate"), Finish("")]
+    if capability >= (8, 0):  # its products need sm_80
+        out += [Flash16(6, 2, 24, 32, 1, False, True), Flash16(6, 2, 64, 64, 2, True, True)]
+    out += [Decode(QType.Q4_K, 768, QType.BF16, 2), Decode(QType.Q8_0, 768, QType.F32), Decode(QType.F16, 33, QType.BF16, 2)]
     return [*out, Pick(True, dependent=dependent), Pick(False)]
 
 
@@ -88,7 +94,7 @@ def test_every_kernel_compiles(capability: tuple[int, int], tmp_path: Path, monk
 def test_a_kernel_that_fails_to_compile_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CKPTKIT_CACHE", str(tmp_path))
     with pytest.raises(UnsupportedError, match="failed to compile") as e:
-        cuda_compile.build([Finish("silu_gate", threads=256), Norm("rms", 0, QType.F32)], (9, 0))
+        cuda_compile.build([Finish("silu_gate", threads=256), Norm("rms", 64, QType.Q4_0)], (9, 0))
     assert "Norm" in e.value.at
 
 

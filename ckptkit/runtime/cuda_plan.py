@@ -28,9 +28,8 @@ class Matvec:
     add: bool = False  # y += instead of y =
     picked: bool = False  # the activations are row rows[column] of x
     dependent: bool = False  # launched while the kernel ahead still runs (sm_90)
-    blocks_per_sm: int = (
-        2  # so many fit on a multiprocessor: bounds the registers, and lets the next kernel's blocks in
-    )
+    blocks_per_sm: int = 2  # as many fit on a multiprocessor: bounds the registers, lets the next kernel in
+    early: bool = False  # the next kernel may start while weights are still streamed, not only after
     MODULE: ClassVar[str] = "kernels_cuda_matvec"
 
     @property
@@ -156,7 +155,8 @@ class Decode:
     type: QType
     n_in: int
     to: QType
-    threads: int = 256
+    pieces: int = 1  # bf16 pieces, in matrices of their own, that add up to the value
+    threads: int = 128
 
 
 @dataclass(frozen=True)
@@ -222,3 +222,24 @@ class Finish:
 
     act: str
     threads: int = 256
+
+
+@dataclass(frozen=True)
+class Flash16:
+    """Attention of many tokens on the tensor cores (kernels_cuda_flash16.py)."""
+
+    MODULE: ClassVar[str] = "kernels_cuda_flash16"
+
+    n_head: int
+    n_kv_head: int
+    head_dim: int
+    width: int
+    pairing: int
+    half_k: bool
+    half_v: bool
+    threads: int = 128
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory: queries, keys and values of a tile."""
+        return 3 * 64 * (self.width * 2 + 16)

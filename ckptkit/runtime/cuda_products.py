@@ -1,7 +1,8 @@
 """Products of many tokens: activations normalised and rounded once, weights decoded where they are blocks, then cuBLAS.
 
 `exact`: activations keep their float32 bits. bf16 weights meet them as three bf16 pieces that add up to the value, so the tensor
-cores are used all the same; other types are decoded to float32. `fast`: activations are rounded once, to bf16 beside bf16 weights
+cores are used all the same; f16 and block types are decoded to two bf16 pieces, which hold f16 and Q4_0 exactly and the others to
+2^-17; float32 weights are multiplied in float32. `fast`: activations are rounded once, to bf16 beside bf16 weights
 and f16 beside f16 and block types; float32 weights are multiplied as tf32.
 """
 
@@ -41,7 +42,7 @@ def many(
     ready: dict[QType, Buffer] = {}
     first = 0
     for part in weight.parts:
-        kind, pieces = rounding(part.type, work.fast)
+        kind, pieces, _ = rounding(part.type, work.fast)
         if kind not in ready:
             size = 4 if kind == QType.F32 else 2
             ready[kind] = scratch(work, f"rounded {kind.name}", n * n_in * pieces * size)
@@ -56,13 +57,13 @@ def many(
         launch(work, Finish(act), grid, [out, to, weight.bias, total, units])
 
 
-def rounding(type: QType, fast: bool) -> tuple[QType, int]:
-    """(type that activations and weights are multiplied in, pieces of an activation)."""
-    if type == QType.BF16:
-        return QType.BF16, 1 if fast else 3
-    if type == QType.F32 or not fast:
-        return QType.F32, 1
-    return QType.F16, 1
+def rounding(type: QType, fast: bool) -> tuple[QType, int, int]:
+    """(type that activations and weights are multiplied in, pieces of an activation, pieces of a weight)."""
+    if type == QType.F32:
+        return QType.F32, 1, 1
+    if not fast:
+        return QType.BF16, 3, 1 if type == QType.BF16 else 2
+    return (QType.BF16 if type == QType.BF16 else QType.F16), 1, 1
 
 
 def multiply(
@@ -71,25 +72,29 @@ def multiply(
 ) -> None:  # fmt: skip
     """Columns first.. of `to` (n, stride) = or += x times the rows of a part."""
     n_in, size = part.n_in, 4 if kind == QType.F32 else 2
-    pitch = LAYOUTS[part.type].pitch(0, n_in) // size if part.type == kind else n_in
-    step = part.n_rows if part.type == kind else min(max(DECODED // (n_in * size), 1), part.n_rows)
+    plain = part.type == kind
+    parted = rounding(part.type, work.fast)[2]
+    pitch = LAYOUTS[part.type].pitch(0, n_in) // size if plain else n_in
+    step = part.n_rows if plain else min(max(DECODED // (n_in * size), 1), part.n_rows)
+    # pairs of pieces that matter, the smallest products first
+    pairs = sorted(((i, j) for i in range(pieces) for j in range(parted) if i + j <= 2), key=sum, reverse=True)
     for lo in range(0, part.n_rows, step):
         hi = min(lo + step, part.n_rows)
-        if part.type == kind:
-            w = int(part.planes[0])
+        if plain:
+            w, rest = int(part.planes[0]), 0
         else:
-            buffer = scratch(work, "decoded", step * n_in * size)
+            buffer = scratch(work, "decoded", step * n_in * size * parted)
+            w, rest = buffer.address, buffer.address + step * n_in * size
             layout = LAYOUTS[part.type]
             planes = [
                 Address(p + lo * layout.pitch(k, n_in)) if k < len(layout.planes) else Address(0)
                 for k, p in enumerate(part.planes)
             ]
-            launch(work, Decode(part.type, n_in, kind), (hi - lo, 1, 1), [buffer, *planes])
-            w = buffer.address
+            launch(work, Decode(part.type, n_in, kind, parted), (hi - lo, 1, 1), [buffer, Address(rest), *planes])
         if work.plans is not None:
             continue
-        for s in reversed(range(pieces)):  # the smallest piece first
+        for number, (i, j) in enumerate(pairs):
             cuda_blas.product(
-                to.address + (first + lo) * 4, stride, x.address + s * n_in * size, n_in * pieces, w, pitch,
-                (n, hi - lo, n_in), kind, add or s < pieces - 1, kind == QType.F32 and work.fast,
+                to.address + (first + lo) * 4, stride, x.address + i * n_in * size, n_in * pieces, rest if j else w, pitch,
+                (n, hi - lo, n_in), kind, add or number > 0, kind == QType.F32 and work.fast,
             )  # fmt: skip

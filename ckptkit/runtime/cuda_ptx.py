@@ -74,6 +74,7 @@ load_u16 = ptx("ld.global.cg.u16 $0, [$1];", u16, u64, ordered=True)
 load_u8 = ptx("{ .reg .u16 t; ld.global.cg.u8 t, [$1]; cvt.u32.u16 $0, t; }", u32, u64, ordered=True)
 store_f32 = ptx("st.global.f32 [$0], $1;", None, u64, f32, ordered=True)
 store_f32x4 = ptx("st.global.v4.f32 [$0], {$1,$2,$3,$4};", None, u64, f32, f32, f32, f32, ordered=True)
+store_u32x4 = ptx("st.global.v4.u32 [$0], {$1,$2,$3,$4};", None, u64, u32, u32, u32, u32, ordered=True)
 store_i32 = ptx("st.global.s32 [$0], $1;", None, u64, i32, ordered=True)
 store_u32 = ptx("st.global.u32 [$0], $1;", None, u64, u32, ordered=True)
 store_u16 = ptx("st.global.u16 [$0], $1;", None, u64, u16, ordered=True)
@@ -121,3 +122,18 @@ def shared_address(_context: Any, array: Any) -> Any:
         return builder.call(asm, [wide])
 
     return u32(array), lower
+
+# tensor cores (sm_75 and later): 16 x 8 results, 16 x 16 by 16 x 8 operands in f16
+load_matrices = ptx(
+    "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {$0,$1,$2,$3}, [$4];", (u32, 4), u32, ordered=True
+)
+load_matrices_transposed = ptx(
+    "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {$0,$1,$2,$3}, [$4];", (u32, 4), u32, ordered=True
+)
+multiply_f16 = ptx(
+    "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {$0,$1,$2,$3}, {$4,$5,$6,$7}, {$8,$9}, {$10,$11,$12,$13};",
+    (f32, 4), u32, u32, u32, u32, u32, u32, f32, f32, f32, f32,
+)  # fmt: skip
+pack_f16 = ptx("{ .reg .f16 a, b; cvt.rn.f16.f32 a, $1; cvt.rn.f16.f32 b, $2; mov.b32 $0, {a, b}; }", u32, f32, f32)
+put_shared_u32x4 = ptx("st.shared.v4.u32 [$0], {$1,$2,$3,$4};", None, u32, u32, u32, u32, u32, ordered=True)
+put_shared_u32 = ptx("st.shared.u32 [$0], $1;", None, u32, u32, ordered=True)

@@ -18,7 +18,7 @@ from ..quant.types import QType
 from . import cuda_driver as gpu
 from .cuda_driver import Buffer, download, empty, sync, upload, zeros  # noqa: F401  part of the module's names
 from .cuda_layout import LAYOUTS
-from .cuda_plan import Attention, Embed, Flash, Matvec, Norm, Pick, StoreKV, cut
+from .cuda_plan import Attention, Embed, Flash, Flash16, Matvec, Norm, Pick, StoreKV, cut
 from .cuda_products import many
 from .cuda_weights import load_bytes, place, place_rows, plain, stage  # noqa: F401
 
@@ -42,6 +42,7 @@ class Workspace:
     n_head: int
     reach: int
     dependent: bool
+    early: bool = True
     message: Callable[[str], None] | None = None
     plans: list[Any] | None = None  # while plans are collected instead of launched
     kept: dict[str, Buffer] = field(default_factory=dict)
@@ -175,7 +176,7 @@ def _product(out, x, norm, weight, batch, act="", add=False, rows=None):
         blocks = min(units, processors * how.per)
         plan = Matvec(
             part.type, part.n_in, how.lanes, how.segments, how.unroll, how.threads, norm.kind if norm else "", act, add,
-            rows is not None, work.dependent, 512 // how.threads,
+            rows is not None, work.dependent, 512 // how.threads, work.early,
         )  # fmt: skip
         bias = None if weight.bias is None else weight.bias[first : first + part.n_rows]
         args = [
@@ -202,7 +203,8 @@ def attention(out, qkv, rope_table, pairing, k_cache_i, v_cache_i, batch):
         launch(work, StoreKV(*kind), grid, [qkv, rope_table, k_cache_i, v_cache_i, batch.pos, batch.seq, context])
     scale = float(head_dim**-0.5 * LOG2_E)
     if n > COLUMNS and width <= 256:
-        flash = Flash(*kind)
+        tensor_cores = work.fast and width <= 128 and gpu.card().capability >= (8, 0)
+        flash = Flash16(*kind) if tensor_cores else Flash(*kind)
         args = [out, qkv, rope_table, k_cache_i, v_cache_i, batch.pos, batch.seq, n, context, scale]
         launch(work, flash, (n_head, -(-n // 64), 1), args, flash.shared_bytes)
         return
@@ -212,7 +214,7 @@ def attention(out, qkv, rope_table, pairing, k_cache_i, v_cache_i, batch):
     splits = -(-reach // span)
     # one head a block while the card is not filled; heads that share keys together once reading them is what costs
     together = 1 if reach <= 2 * SPAN else max(h for h in range(1, min(group, 8) + 1) if group % h == 0)
-    plan = Attention(together, *kind, store=n == 1, threads=512 if together == 1 else 256, dependent=work.dependent)
+    plan = Attention(together, *kind, store=n == 1, threads=512 if together == 1 or not (half_k or half_v) else 256, dependent=work.dependent)
     blocks = n_head // together
     partial, counters = _attention_scratch(work, n, n_head, splits, width)
     args = [

@@ -82,7 +82,8 @@ def kernel(p: Attention):
     WORDS_K, WORDS_V = EACH_K * 4, EACH_V * 4  # 32-bit words of one position per thread
     PER_K, PER_V = (8, 8) if HALF_K and HALF_V else (8 if HALF_K else 4, 8 if HALF_V else 4)  # values in a vector
     ROW_K, ROW_V = WIDTH * (2 if HALF_K else 4), WIDTH * (2 if HALF_V else 4)
-    AHEAD_K, AHEAD_V = max(8 // EACH_K, 1), max(8 // EACH_V, 1)  # positions loaded before the first is used
+    DEEP = 8 if HEADS == 1 else 4
+    AHEAD_K, AHEAD_V = max(DEEP // EACH_K, 1), max(DEEP // EACH_V, 1)  # positions loaded before the first is used
     GROUPS_K, GROUPS_V = THREADS // LANES_K, THREADS // LANES_V
     WARPS = THREADS // 32
     N_Q, N_KREG, N_ACC, N_VREG = HEADS * EACH_K * PER_K, AHEAD_K * WORDS_K, HEADS * EACH_V * PER_V, AHEAD_V * WORDS_V
@@ -100,6 +101,7 @@ def kernel(p: Attention):
         kreg = cuda.local.array(N_KREG, u32)
         acc = cuda.local.array(N_ACC, f32)
         vreg = cuda.local.array(N_VREG, u32)
+        some = cuda.local.array(16, f32)
         tid = i32(cuda.threadIdx.x)
         hb, split, token = i32(cuda.blockIdx.x), i32(cuda.blockIdx.y), i32(cuda.blockIdx.z)
         # what older launches wrote may be read ahead of the one before this: the position, and all keys and values but the own
@@ -108,6 +110,7 @@ def kernel(p: Attention):
         lo = split * span
         if not STORE and DEPENDENT:
             wait_for_previous()
+            start_next()
         if lo > position:
             return
         n = min(span, position + i32(1) - lo)
@@ -133,6 +136,7 @@ def kernel(p: Attention):
                     vreg[u * WORDS_V + j * 4 + e] = r[e]
         if STORE and DEPENDENT:
             wait_for_previous()
+            start_next()  # few blocks are at work here: the next product's weights can be on their way on the idle processors
         for i in range(tid, N_QUERY + (2 * WIDTH if STORE else 0), THREADS):
             h, d = i32(i) // i32(WIDTH), i32(i) % i32(WIDTH)
             if h < i32(HEADS):
@@ -246,8 +250,6 @@ def kernel(p: Attention):
                                     acc[k + 2 * e + 1] += weight * high_f16(w)
                                 else:
                                     acc[k + e] += weight * bits_f32(w)
-        if DEPENDENT:
-            start_next()
         for i in range(N_ACC):
             width = 16
             while width >= LANES_V:
@@ -291,21 +293,32 @@ def kernel(p: Attention):
         cuda.syncthreads()
         if last[0] == 0:
             return
+        for i in range(tid, i32(HEADS) * splits, THREADS):
+            h, k = i32(i) // splits, i32(i) % splits
+            head = hb * i32(HEADS) + h
+            record = partial + u64((token * i32(N_HEAD) + head) * i32(cuda.gridDim.y) + k) * u64(RECORD * 4)
+            scores[i] = load_f32(record + u64(WIDTH * 4))
+            scores[i32(HEADS) * splits + i32(i)] = load_f32(record + u64(WIDTH * 4 + 4))
+        cuda.syncthreads()
         for i in range(tid, N_QUERY, THREADS):
             h, d = i32(i) // i32(WIDTH), i32(i) % i32(WIDTH)
             head = hb * i32(HEADS) + h
             record = partial + u64((token * i32(N_HEAD) + head) * i32(cuda.gridDim.y)) * u64(RECORD * 4)
-            top, total, v = f32(LOWEST), f32(0), f32(0)
-            for s in range(splits):
-                top = max(top, load_f32(record + u64(s) * u64(RECORD * 4) + u64(WIDTH * 4)))
-            for s in range(splits):
-                row = record + u64(s) * u64(RECORD * 4)
-                w = exp2(load_f32(row + u64(WIDTH * 4)) - top)
-                total += w * load_f32(row + u64(WIDTH * 4 + 4))
-                v += w * load_f32(row + u64(d) * u64(4))
+            top, all_sums, v = f32(LOWEST), f32(0), f32(0)
+            for k in range(splits):
+                top = max(top, scores[h * splits + i32(k)])
+            for begin in range(0, splits, 16):
+                for u in range(16):
+                    k = min(i32(begin) + i32(u), splits - i32(1))
+                    some[u] = load_f32(record + u64(k) * u64(RECORD * 4) + u64(d) * u64(4))
+                for u in range(16):
+                    k = i32(begin) + i32(u)
+                    if k < splits:
+                        w = exp2(scores[h * splits + k] - top)
+                        all_sums += w * scores[(i32(HEADS) + h) * splits + k]
+                        v += w * some[u]
             if d < i32(HEAD_DIM):
-                store_f32(
-                    out + (u64(token) * u64(N_HEAD * HEAD_DIM) + u64(head * i32(HEAD_DIM) + d)) * u64(4), v / total
-                )
+                at = out + (u64(token) * u64(N_HEAD * HEAD_DIM) + u64(head * i32(HEAD_DIM) + d)) * u64(4)
+                store_f32(at, v / all_sums)
 
     return attention

@@ -84,7 +84,7 @@ def kernel(p: Matvec):
     RAGGED = STEPS * SEGMENTS * LANES != VECTORS
     ROWS = 2 if p.act == "silu_gate" else 1
     WARPS, GROUPS = THREADS // 32, THREADS // LANES
-    NORM, ACT, ADD, PICKED, DEPENDENT = p.norm, p.act, p.add, p.picked, p.dependent
+    NORM, ACT, ADD, PICKED, DEPENDENT, EARLY = p.norm, p.act, p.add, p.picked, p.dependent, p.early
     LAYER, NORMED = NORM == "layer", NORM != ""
     F0, F1, F2, F3 = layout.factors
     KEEP = layout.sums
@@ -246,6 +246,8 @@ def kernel(p: Matvec):
                 bias_b = load_f32(bias + u64(first + tid + units) * u64(4))
         if DEPENDENT:
             wait_for_previous()
+            if EARLY:
+                start_next()
         if ADD and tid < last - first:
             old = load_f32(out + u64(tid) * u64(4))
         if NORMED:
@@ -289,7 +291,7 @@ def kernel(p: Matvec):
                 if lane == 0 and done < tasks:
                     shared[i32(PART_AT) + done] = acc
                 acc = f32(0)
-        if DEPENDENT:
+        if DEPENDENT and not EARLY:
             start_next()
         cuda.syncthreads()
         for k in range(tid, last - first, THREADS):
