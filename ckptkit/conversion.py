@@ -20,7 +20,7 @@ from .formats.options import ReadOptions, Target, WriteOptions
 from .layout import at, indices, write_rows
 from .manifest import Recorder
 from .quant.encode import ErrorStats, decode_rows, encode
-from .quant.types import PLAIN, QType
+from .quant.types import PLAIN, QType, row_bytes
 from .tensor import Tensor
 
 Progress = Callable[[int], None]  # called with the number of bytes just written
@@ -335,6 +335,12 @@ def _encode(
     return encoded, lines
 
 
+def _value(rows: Bytes, k: int, type: QType) -> str:
+    """Element `k` of some rows of a plain type."""
+    width = row_bytes(type, 1)
+    return str(float(decode_rows(rows.reshape(-1)[k * width : (k + 1) * width].reshape(1, width), type)[0, 0]))
+
+
 def _finite(t: Tensor, name: str) -> Tensor:
     """The same tensor, refused at the first NaN or infinity that streams through."""
     if t.type not in (*FLOATS, QType.BF16):
@@ -353,7 +359,7 @@ def _finite(t: Tensor, name: str) -> Tensor:
                 raise LossyError(
                     "a value is NaN or infinite",
                     at=f"tensor {name}, element {[int(k) for k in index]}",
-                    got=f"{float(decode_rows(piece[int(bad.argmax()) :][:1].view(np.uint8)[None], t.type)[0, 0])}",
+                    got=_value(data, start + int(bad.argmax()), t.type),
                     hint="the training diverged, or the file is damaged; --allow-nonfinite converts it all the same",
                 )
         return data

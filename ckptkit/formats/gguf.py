@@ -21,9 +21,11 @@ from ..files import File, replacing
 from ..layout import Layout, at, identity, in_order, indices, read_named
 from ..quant import policy
 from ..quant.types import QType
+from ..stream import write_tensors
 from ..tensor import Tensor, from_array
 from . import gguf_tokenizer
 from .gguf_io import (
+    ALIGNMENT,
     MAGIC,
     Header,
     Kind,
@@ -32,7 +34,6 @@ from .gguf_io import (
     read_header,
     shard_path,
     tensors,
-    write_data,
 )
 from .gguf_keys import FIELDS, NORM_EPS, all_keys, number, text
 from .options import ReadOptions, Target, WriteOptions, chosen
@@ -296,5 +297,5 @@ def write(ck: Checkpoint, stored: Mapping[str, Tensor], path: Path, options: Wri
         }
         with replacing(where) as out:
             out.write(header_bytes((keys if k == 0 else {}) | (split if len(shards) > 1 else {}), shard))
-            write_data(out, shard)
+            write_tensors(out, shard.values(), ALIGNMENT)
     return paths

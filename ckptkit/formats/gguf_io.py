@@ -18,7 +18,7 @@ from math import prod
 from pathlib import Path
 from struct import Struct, pack
 from struct import error as struct_error
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -380,14 +380,6 @@ def header_bytes(keys: Mapping[str, Value], stored: Mapping[str, Tensor], alignm
         offset += -(-t.nbytes // alignment) * alignment
     head = b"".join(parts)
     return head + bytes(-len(head) % alignment)
-
-
-def write_data(out: BinaryIO, stored: Mapping[str, Tensor], alignment: int = ALIGNMENT) -> None:
-    """The tensors' bytes, chunk by chunk, each padded to the alignment."""
-    for t in stored.values():
-        for _, rows in t.chunks():
-            out.write(rows.data)
-        out.write(bytes(-t.nbytes % alignment))
 
 
 def shard_path(path: Path, index: int, count: int) -> Path:

@@ -22,7 +22,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +32,8 @@ from ..files import Bytes, File, replacing
 from ..layout import Layout, Place, Row, end_of, in_order, places, read_sequential, unpack
 from ..layout import at as named
 from ..quant.types import QType
-from ..tensor import Tensor
+from ..stream import write_tensors
+from ..tensor import Tensor, from_array
 from .llama2c_tokenizer import find_tokenizer, write_tokenizer_beside
 from .options import ReadOptions, Target, WriteOptions, chosen, origin, refuse_version, uniform
 
@@ -278,15 +278,8 @@ def write(ck: Checkpoint, stored: Mapping[str, Tensor], path: Path, options: Wri
         head = struct.pack("<Ii7iB", MAGIC, version, *sizes, tied).ljust(START[version], b"\0")
     with replacing(path) as out:
         out.write(head)
-        for name, t in stored.items():
-            if version == 0 and name == "output.weight":
-                out.write(rope_tables(c.context_length, c.head_dim).tobytes())
-            _copy(out, t)
-        if version == 0 and tied:
-            out.write(rope_tables(c.context_length, c.head_dim).tobytes())
+        body = [t for name, t in stored.items() if name != "output.weight"]
+        if version == 0:
+            body.append(from_array(rope_tables(c.context_length, c.head_dim), QType.F32))
+        write_tensors(out, body + ([] if tied else [stored["output.weight"]]))
     return (path, *write_tokenizer_beside(path, ck.tokenizer))
-
-
-def _copy(out: BinaryIO, t: Tensor) -> None:
-    for _, rows in t.chunks():
-        out.write(rows.data)

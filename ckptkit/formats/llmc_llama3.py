@@ -31,6 +31,7 @@ from ..errors import FormatError, UnsupportedError
 from ..files import File, replacing
 from ..layout import Layout, Row, end_of, places, read_sequential
 from ..quant.types import QType
+from ..stream import write_tensors
 from ..tensor import Tensor
 from .llmc_tokenizer import find_tokenizer, write_tokenizer_beside
 from .options import ReadOptions, Target, WriteOptions, chosen, origin, refuse_version, uniform
@@ -177,9 +178,7 @@ def write(ck: Checkpoint, stored: Mapping[str, Tensor], path: Path, options: Wri
     header[11:13] = int(c.rope_theta), c.rope_scaling is not None
     with replacing(path) as out:
         out.write(header.tobytes())
-        for t in stored.values():
-            for _, rows in t.chunks():
-                out.write(rows.data)
+        write_tensors(out, stored.values())
     return (path, *write_tokenizer_beside(path, ck.tokenizer))
 
 

@@ -18,6 +18,7 @@ from ..errors import FormatError, UnsupportedError
 from ..files import File, replacing
 from ..layout import Layout, Row, end_of, places, read_sequential
 from ..quant.types import QType
+from ..stream import write_tensors
 from ..tensor import Tensor
 from ..tokenizer import nanoeuler_bpe
 from .options import ReadOptions, WriteOptions, uniform
@@ -185,7 +186,5 @@ def write(ck: Checkpoint, stored: Mapping[str, Tensor], path: Path, _options: Wr
         out.write(
             np.array(header, "<i4").tobytes() + np.asarray(left, "<i4").tobytes() + np.asarray(right, "<i4").tobytes()
         )
-        for t in stored.values():
-            for _, rows in t.chunks():
-                out.write(rows.data)
+        write_tensors(out, stored.values())
     return (path,)

@@ -16,11 +16,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, NoReturn
 
 from ..errors import FormatError, UnsupportedError, printable
 from ..files import File, replacing
 from ..quant.types import PLAIN, QType
+from ..stream import write_tensors
 from ..tensor import Tensor, from_file
 
 MAX_HEADER = 100_000_000
@@ -124,17 +125,11 @@ def write_file(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str,
         )
     with replacing(path) as f:
         f.write(len(text).to_bytes(8, "little") + text)
-        for name in order:
-            _copy(f, tensors[name])
+        write_tensors(f, (tensors[name] for name in order))
 
 
 def _short(name: str) -> str:
     return printable(name if len(name) < 80 else name[:80] + "...")
-
-
-def _copy(f: BinaryIO, t: Tensor) -> None:
-    for _, rows in t.chunks():
-        f.write(rows.data)
 
 
 class _Broken(ValueError):
