@@ -220,10 +220,15 @@ def bench(model: Path, output: str, **given: Any) -> None:
     Example:
       ckptkit bench model.gguf -p 512 -n 128 -r 3
     """
-    from ..runtime.bench import render, run
+    from ..runtime import bench as measured
 
+    render = {"md": measured.to_markdown, "json": measured.to_json, "csv": measured.to_csv}[output]
     n_prompt, n_gen = given.pop("n_prompt") or (512,), given.pop("n_gen") or (128,)
     n_depth, repetitions = given.pop("n_depth") or (0,), given.pop("repetitions")
-    context = max(max(n_prompt), max(n_gen)) + max(n_depth)
+    longest = max(*n_prompt, *n_gen) + max(n_depth)
+
+    def context(config: Any) -> int:
+        return longest if config.rope_pairing else min(longest, config.context_length)
+
     with loaded(model, given, context) as m:
-        write(render(run(m, n_prompt, n_gen, n_depth, repetitions), output) + "\n")
+        write(render(measured.bench(m, n_prompt, n_gen, n_depth, repetitions, say)).rstrip("\n") + "\n")
