@@ -24,7 +24,7 @@ from ..quant.types import QType
 from .kernels_cpu_blocks import block_bytes, block_elements, decode16
 from .kernels_cpu_lanes import ROWS as LANE_ROWS
 from .kernels_cpu_lanes import lanes_decode, lanes_dot
-from .kernels_cpu_team import JIT, take
+from .kernels_cpu_team import JIT, THREADS, take
 from .simd import (
     LANES,
     add,
@@ -73,7 +73,8 @@ PANEL = VECTORS * LANES  # tokens
 PANEL_STEP = PANEL * 4
 ROWS_AT_ONCE = 6
 ROWS = 48  # of a chunk: a multiple of 6 and of 16
-AHEAD = 8192  # bytes of weights asked for before they are needed
+AHEAD = 4096  # bytes of weights asked for before they are needed
+LARGEST = 16384  # rows of a chunk of `matvec`
 K_AT_ONCE = 512  # of a panel held in L2
 
 
@@ -244,10 +245,11 @@ def matvec(ta, tb, tc, args, team, tid):
         for i in range(0, n, 16):
             put_f32(sums + i // 4, sum16(load_f32(h + 4 * i)))
     result = sums + get_i64(args + PADDED_K) // 4
-    # About 12 KiB of weights a chunk and a multiple of 16 rows: many enough to keep threads level.
-    step = (12288 // get_i64(parts + 16) + 16) // 16 * 16
+    # Two chunks of a part for each thread, side by side: long runs of weights, and the second may be taken by another thread.
+    threads = get_i64(team + THREADS)
+    step = min(max((get_i64(parts + 8) // (2 * threads) + 15) // 16 * 16, 16), LARGEST)
     while True:
-        part, first, lo = locate(then, parts, get_i64(args + N_PARTS), step, take(team))
+        part, first, lo = locate(then, parts, get_i64(args + N_PARTS), step, take(team), threads)
         if part == 0:
             return
         n_rows = min(step, get_i64(part + 8) - lo)
@@ -263,16 +265,19 @@ def matvec(ta, tb, tc, args, team, tid):
 
 
 @inlined
-def locate(then, parts, n_parts, step, chunk):
+def locate(then, parts, n_parts, step, chunk, threads):
     """Where chunk number `chunk` of `step` rows lies: the part's address (0: there is none), its first stacked row, the row in it."""
     first = 0
     for p in range(1 if then == SILU_GATE else n_parts):  # up is taken along with gate
         part = parts + 32 * p
         n_rows = get_i64(part + 8)
-        if chunk * step < n_rows:
+        n_chunks = (n_rows + step - 1) // step
+        if chunk < n_chunks:
+            if n_chunks == 2 * threads:  # first every thread's first, then every thread's second
+                chunk = chunk % threads * 2 + chunk // threads
             return part, first, chunk * step
         first += n_rows
-        chunk -= (n_rows + step - 1) // step
+        chunk -= n_chunks
     return 0, 0, 0
 
 
@@ -467,7 +472,7 @@ def matmat_parts(pairs, ta, tb, then, args, team, tid):
     """Chunks of ROWS rows, each inside one part."""
     scratch = get_i64(args + SCRATCH) + tid * get_i64(args + SCRATCH_STRIDE)
     while True:
-        part, first, lo = locate(then, get_i64(args + PARTS), get_i64(args + N_PARTS), ROWS, take(team))
+        part, first, lo = locate(then, get_i64(args + PARTS), get_i64(args + N_PARTS), ROWS, take(team), 1)
         if part == 0:
             return
         n_rows = min(ROWS, get_i64(part + 8) - lo)
@@ -487,8 +492,8 @@ def matmat_bf16(ta, tb, tc, args, team, tid):
 
 
 def scratch_bytes(padded_k: int) -> int:
-    """Bytes of scratch a thread needs: the larger of pack's rows and matmat's sums and decoded chunks."""
-    return max(16 * padded_k * 4, 1024 + 2 * ROWS * PANEL_STEP + 2 * ROWS * padded_k * 4, padded_k * 5 + 4 * 65536)
+    """Bytes of scratch a thread needs: the most of pack's rows, matmat's sums and decoded chunks, matvec's sums."""
+    return max(16 * padded_k * 4, 1024 + 2 * ROWS * PANEL_STEP + 2 * ROWS * padded_k * 4, padded_k * 5 + 8 * LARGEST)
 
 
 # --- tokens ---
