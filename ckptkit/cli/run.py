@@ -93,6 +93,7 @@ def with_prompt(command: Any) -> Any:
 @click.option("--ignore-eos", is_flag=True, help="Go on past the end of text.")
 @click.option("--special", is_flag=True, help="Recognise special tokens in the prompt and show them in the output.")
 @click.option("--chat", is_flag=True, help="Put the prompt into the model's chat template.")
+@click.option("--chat-input", default="", metavar="TEXT", help="The input beside an Alpaca instruction.")
 @click.option("--left-pad", is_flag=True, help="As nanoeuler generates: the window padded on the left with token 0.")
 @precision("exact")
 @json_option
@@ -113,7 +114,8 @@ def generate(
 
     names = ("temp", "top_k", "top_p", "min_p", "typical", "repeat_penalty", "repeat_last_n", "seed", "logit_bias")
     sampling = Sampling(**{n: given.pop(n) for n in names})
-    stop, special, chat = given.pop("reverse_prompt"), given.pop("special"), given.pop("chat")
+    stop, special = given.pop("reverse_prompt"), given.pop("special")
+    chat, chat_input = given.pop("chat"), given.pop("chat_input")
     options = {n: given.pop(n) for n in ("n_predict", "ignore_eos", "left_pad")}
     prompts, batch = given.pop("prompts"), given.pop("batch")
     with loaded(model, given, given.pop("ctx_size")) as m:
@@ -127,7 +129,7 @@ def generate(
 
             if prompt is None:
                 raise click.UsageError("--chat needs -p TEXT")
-            tokens, stops = chat_prompt(m.tokenizer, prompt)
+            tokens, stops = chat_prompt(m.tokenizer, prompt, chat_input)
             stop = (*stop, *stops)
         else:
             tokens = prompt_of(m, prompt, file, ids, special)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, field, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -74,22 +75,34 @@ def generate(
 ) -> Generation:
     """Continue `ids`; `emit` hears pieces of text that end between characters and are no part of a stop string."""
     options = options or GenerateOptions()
-    prompt = check_prompt(model, ids)
+    row = Collector(model, check_prompt(model, ids), options, emit)
+    sampler = Sampler(without_eos(model, options))
     if options.left_pad:
         from .left_pad import windows
 
-        stream = windows(model, prompt, Sampler(_without_eos(model, options)), options.n_predict)
-        room = options.n_predict if options.n_predict >= 0 else model.config.context_length
-        return _collect(model, prompt, stream, options, emit, perf_counter(), room)
-    context = model.context
-    room = context - len(prompt) + 1  # the last token picked need not be fed back
-    limit = room if options.n_predict < 0 else min(options.n_predict, room)
-    sampler = Sampler(_without_eos(model, options))
-    begin = perf_counter()
-    cache = model.new_cache(context=min(context, len(prompt) + max(limit, 1)))
-    logits = model.forward(prompt, cache, logits="last")
-    stream = _tokens(model, cache, logits, sampler, prompt, limit)
-    return _collect(model, prompt, stream, options, emit, begin, room)
+        stream = windows(model, row.prompt, sampler, options.n_predict)
+    else:
+        stream = _tokens(model, row, sampler)
+    with closing(stream):
+        for token in stream:
+            row.take(token)
+            if row.reason:
+                break
+    return row.finish()
+
+
+def _tokens(model: Model, row: Collector, sampler: Sampler) -> Generator[int, None, None]:
+    """Prefill, then picked ids, at most as many as the row may take."""
+    if row.limit <= 0:
+        return
+    cache = model.new_cache(context=min(model.context, len(row.prompt) + row.limit))
+    logits = model.forward(row.prompt, cache, logits="last")
+    history = list(row.prompt)
+    token = sampler.pick(logits, history)
+    history.append(token)
+    yield token
+    if row.limit > 1:
+        yield from model.decode(cache, token, sampler, history)
 
 
 def check_prompt(model: Model, ids: Sequence[int]) -> list[int]:
@@ -105,78 +118,83 @@ def check_prompt(model: Model, ids: Sequence[int]) -> list[int]:
     if len(prompt) > model.context:
         raise UnsupportedError(
             "the prompt is longer than the context",
-            expected=f"at most {model.context:,} tokens", got=f"{len(prompt):,}",
+            expected=f"at most {model.context:,} tokens",
+            got=f"{len(prompt):,}",
             hint="shorten the prompt; -c raises the context where the positions are rotary",
-        )  # fmt: skip
+        )
     return prompt
 
 
-def _without_eos(model: Model, options: GenerateOptions) -> Sampling:
+def without_eos(model: Model, options: GenerateOptions) -> Sampling:
     """The sampling, with ends of generation made impossible if they are to be ignored."""
     s = options.sampling
     if not options.ignore_eos or model.tokenizer is None or not model.tokenizer.end_ids:
         return s
-    bias = s.logit_bias | dict.fromkeys(model.tokenizer.end_ids, float("-inf"))
-    return Sampling(**{**{k: getattr(s, k) for k in s.__dataclass_fields__}, "logit_bias": bias})
+    return replace(s, logit_bias=s.logit_bias | dict.fromkeys(model.tokenizer.end_ids, float("-inf")))
 
 
-def _tokens(model: Model, cache: Any, logits: Any, sampler: Sampler, prompt: list[int], limit: int) -> Any:
-    """Picked ids, at most `limit`; the history grows with them."""
-    if limit <= 0:
-        return
-    history = list(prompt)
-    token = sampler.pick(logits, history)
-    history.append(token)
-    yield token
-    if limit > 1:
-        for count, following in enumerate(model.decode(cache, token, sampler, history), 2):
-            yield following
-            if count >= limit:
-                return
+class Collector:
+    """One row of generation: takes tokens until a rule stops it, lets text out as far as no stop can begin in it."""
 
+    def __init__(
+        self,
+        model: Model,
+        prompt: list[int],
+        options: GenerateOptions,
+        emit: Callable[[str], object] | None = None,
+    ) -> None:
+        self.prompt, self.history, self.options, self.emit = prompt, list(prompt), options, emit
+        self.tokenizer = model.tokenizer
+        if options.stop and self.tokenizer is None:
+            raise UnsupportedError("a reverse prompt needs a tokenizer", hint="give one with --tokenizer")
+        # the last token picked need not be fed back; the padded window of --left-pad never fills up
+        room = model.context - len(prompt) + 1
+        if options.left_pad:
+            room = max(options.n_predict, model.context)
+        self.limit = room if options.n_predict < 0 else min(options.n_predict, room)
+        self._ends = frozenset() if self.tokenizer is None or options.ignore_eos else self.tokenizer.end_ids
+        self._utf8, self._stops = Utf8Stream(), StopStrings(options.stop)
+        self._pieces: list[str] = []
+        self._begin = self._first = perf_counter()
+        self.reason = "" if self.limit > 0 else self._full()
 
-def _collect(
-    model: Model, prompt: list[int], stream: Any, options: GenerateOptions, emit: Callable[[str], object] | None,
-    begin: float, room: int,
-) -> Generation:  # fmt: skip
-    """Take tokens until a rule stops them; text goes out as far as no stop string can still begin in it."""
-    tokenizer = model.tokenizer
-    if options.stop and tokenizer is None:
-        raise UnsupportedError("a reverse prompt needs a tokenizer", hint="give one with --tokenizer")
-    ends = frozenset() if tokenizer is None or options.ignore_eos else tokenizer.end_ids
-    utf8, stops = Utf8Stream(), StopStrings(options.stop)
-    ids: list[int] = []
-    pieces: list[str] = []
-    reason = ""
+    def _full(self) -> str:
+        return "length" if 0 <= self.options.n_predict <= self.limit else "context"
 
-    def out(piece: str) -> None:
+    @property
+    def ids(self) -> list[int]:
+        """What was taken so far."""
+        return self.history[len(self.prompt) :]
+
+    def take(self, token: int) -> None:
+        """One more token; sets `reason` when it was the last."""
+        if len(self.history) == len(self.prompt):
+            self._first = perf_counter()
+        self.history.append(token)
+        if self.tokenizer is not None and (self.options.special or self.tokenizer.type_of(token) not in HIDDEN):
+            self._out(self._stops.feed(self._utf8.feed(self.tokenizer.token_bytes(token))))
+        if token in self._ends:
+            self.reason = "eos"
+        elif self._stops.found:
+            self.reason = "stop"
+        elif len(self.history) - len(self.prompt) >= self.limit:
+            self.reason = self._full()
+
+    def _out(self, piece: str) -> None:
         if piece:
-            pieces.append(piece)
-            if emit:
-                emit(piece)
+            self._pieces.append(piece)
+            if self.emit:
+                self.emit(piece)
 
-    first = begin
-    for token in stream:
-        if not ids:
-            first = perf_counter()
-        ids.append(token)
-        if token in ends:
-            reason = "eos"
-        if tokenizer is not None and (options.special or tokenizer.type_of(token) not in HIDDEN):
-            out(stops.feed(utf8.feed(tokenizer.token_bytes(token))))
-            if stops.found:
-                reason = "stop"
-        if reason:
-            break
-    end = perf_counter()
-    if hasattr(stream, "close"):
-        stream.close()
-    if not reason:
-        reason = "length" if 0 <= options.n_predict <= len(ids) else "context" if len(ids) >= room else "length"
-    if tokenizer is not None and reason != "stop":
-        out(stops.feed(utf8.flush()))
-        if not stops.found:
-            out(stops.flush())
-    text = None if tokenizer is None else "".join(pieces)
-    timings = Timings(len(prompt), (first if ids else end) - begin, max(len(ids) - 1, 0), end - first if ids else 0.0)
-    return Generation(prompt, ids, text, reason, timings)
+    def finish(self) -> Generation:
+        """The result; text that was held back comes out."""
+        end = perf_counter()
+        if self.tokenizer is not None and not self._stops.found:
+            self._out(self._stops.feed(self._utf8.flush()))
+            if not self._stops.found:
+                self._out(self._stops.flush())
+        n = len(self.ids)
+        first = self._first if n else end
+        timings = Timings(len(self.prompt), first - self._begin, max(n - 1, 0), end - first)
+        text = None if self.tokenizer is None else "".join(self._pieces)
+        return Generation(self.prompt, self.ids, text, self.reason or "length", timings)
