@@ -3,8 +3,8 @@
     python -m benchmarks.cpu --peer DIR_WITH_llama-bench --models DIR [--rounds 3] [--threads 2] [--only NAME ...]
 
 DIR holds SmolLM2-135M-Instruct.Q4_1.gguf; its other types and a random GPT-2 of 124 M parameters are made there with
-llama-quantize when they are missing. Prompts of 512 tokens, 64 decoded tokens, and 64 more at a depth of 2,048; f16 cache on
-both sides (the peer's default); ours with --precision fast, which is exact where weights are F32 or F16.
+llama-quantize when they are missing. Prompts of 512 tokens, 64 decoded tokens, and 64 more at a depth of 2,048; f16
+cache on both sides (the peer's default); ours with --precision fast, which is exact where weights are F32 or F16.
 Prints a table of ratios ours / theirs and writes it to benchmarks/results/cpu.md.
 """
 
@@ -64,7 +64,7 @@ def write_gpt2(path: Path) -> None:
     add("token_embd.weight", n_vocab, n_embd)
     add("position_embd.weight", context, n_embd)
     for i in range(n_layer):
-        for name, shape in {"attn_norm": (), "attn_qkv": (3 * n_embd, n_embd), "attn_output": (n_embd, n_embd), "ffn_norm": (),
+        for name, shape in {"attn_norm": (), "attn_qkv": (3 * n_embd, n_embd), "attn_output": (n_embd, n_embd), "ffn_norm": (),  # noqa: E501
                             "ffn_up": (4 * n_embd, n_embd), "ffn_down": (n_embd, 4 * n_embd)}.items():  # fmt: skip
             add(f"blk.{i}.{name}.weight", *(shape or (n_embd,)))
             add(f"blk.{i}.{name}.bias", shape[0] if shape else n_embd)
@@ -169,14 +169,14 @@ def main() -> None:
         [
             "# CPU: ours beside llama.cpp",
             "",
-            "Tokens per second, medians of alternating turns; ratio = median of ours / theirs within a turn. Written by `python -m benchmarks.cpu`.",
+            "Tokens per second, medians of alternating turns; ratio = median of ours / theirs within a turn. Written by `python -m benchmarks.cpu`.",  # noqa: E501
             "",
             *lines,
             "",
-            f"{cpu_name()}, {options.threads} threads, {platform.system()} {platform.release()}, load average {load_average:.1f} at the end; "
+            f"{cpu_name()}, {options.threads} threads, {platform.system()} {platform.release()}, load average {load_average:.1f} at the end; "  # noqa: E501
             f"our kernels read memory at {bandwidth / 1e9:.1f} GB/s.",
             f"Python {platform.python_version()}, {versions}; llama.cpp: native llama-bench, build {build}. "
-            f"{options.rounds} turns of {options.repeat} samples. f16 cache on both sides; ours: precision fast (prompts of block types and "
+            f"{options.rounds} turns of {options.repeat} samples. f16 cache on both sides; ours: precision fast (prompts of block types and "  # noqa: E501
             "BF16 with activations rounded to bf16; F32 exact; decoding exact for every type).",
             "",
         ]

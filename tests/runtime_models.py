@@ -21,7 +21,8 @@ CONFIGS = {
 
 
 def checkpoint(config: Config, seed: int = 0, encode=None) -> tuple[Checkpoint, dict[str, np.ndarray]]:
-    """A random model, and the float64 values of its tensors. `encode(name, values)` may give (Tensor, decoded values)."""
+    """A random model, and the float64 values of its tensors. `encode(name, values)` may give (Tensor, decoded
+    values)."""
     rng = np.random.default_rng(seed)
     tensors: dict[str, Tensor] = {}
     values: dict[str, np.ndarray] = {}
@@ -48,7 +49,7 @@ def truth(config: Config, w: dict[str, np.ndarray], ids: np.ndarray) -> np.ndarr
     s = {n: np.stack(x) for n, x in slabs.items()}
     if config.arch == "microgpt":
         p = {"wte": w["token_embd.weight"], "wpe": w["position_embd.weight"], "lm_head": w["output.weight"]}
-        names = {"attn_q": "attn_wq", "attn_k": "attn_wk", "attn_v": "attn_wv", "attn_output": "attn_wo", "ffn_up": "mlp_fc1", "ffn_down": "mlp_fc2"}  # fmt: skip
+        names = {"attn_q": "attn_wq", "attn_k": "attn_wk", "attn_v": "attn_wv", "attn_output": "attn_wo", "ffn_up": "mlp_fc1", "ffn_down": "mlp_fc2"}  # fmt: skip  # noqa: E501
         for i in range(config.n_layer):
             p |= {f"layer{i}.{theirs}": w[f"blk.{i}.{ours}.weight"] for ours, theirs in names.items()}
         return judges.microgpt_logits(p, ids, config.n_head)
@@ -66,7 +67,7 @@ def truth(config: Config, w: dict[str, np.ndarray], ids: np.ndarray) -> np.ndarr
             p["qkv" + kind[0]] = np.concatenate([s[f"attn_{c}.{kind}"] for c in "qkv"], 1)
         p |= {"lnfw": w["output_norm.weight"], "lnfb": w["output_norm.bias"]}
         return judges.gpt2_logits(p, ids, config.n_head)
-    p = {"tok_emb": w["token_embd.weight"], "rms_final": w["output_norm.weight"], "rms_att": s["attn_norm.weight"], "rms_ffn": s["ffn_norm.weight"]}  # fmt: skip
+    p = {"tok_emb": w["token_embd.weight"], "rms_final": w["output_norm.weight"], "rms_att": s["attn_norm.weight"], "rms_ffn": s["ffn_norm.weight"]}  # fmt: skip  # noqa: E501
     p |= {
         "wo": s["attn_output.weight"],
         "w1": s["ffn_gate.weight"],
@@ -98,7 +99,7 @@ def random_blocks(type: QType, shape: tuple[int, int], scale: float, seed: int =
     # Halves that scale (and shift) a block: at its start, but at the end of Q6_K and Q3_K, and after 80 bytes in Q2_K.
     at, count, size = {
         QType.Q8_0: (0, 1, 1 / 127), QType.Q4_0: (0, 1, 1 / 8), QType.Q5_0: (0, 1, 1 / 16), QType.Q4_1: (0, 2, 1 / 8),
-        QType.Q5_1: (0, 2, 1 / 16), QType.Q4_K: (0, 2, 1 / 500), QType.Q5_K: (0, 2, 1 / 1000), QType.Q6_K: (208, 1, 1 / 3000),
+        QType.Q5_1: (0, 2, 1 / 16), QType.Q4_K: (0, 2, 1 / 500), QType.Q5_K: (0, 2, 1 / 1000), QType.Q6_K: (208, 1, 1 / 3000),  # noqa: E501
         QType.Q3_K: (108, 1, 1 / 100), QType.Q2_K: (80, 2, 1 / 30),
     }[type]  # fmt: skip
     halves = (rng.uniform(0.5, 1, (n, count)) * scale * size * rng.choice([-1, 1], (n, count))).astype(np.float16)

@@ -1,4 +1,5 @@
-"""CPU kernels against float64 numpy: every type that runs as stored, odd shapes, one token and many, both precisions."""
+"""CPU kernels against float64 numpy: every type that runs as stored, odd shapes, one token and many, both
+precisions."""
 
 from __future__ import annotations
 
@@ -130,7 +131,8 @@ def attention_truth(q, keys, values, pos):
 @pytest.mark.parametrize(("n_head", "n_kv", "head_dim"), [(8, 2, 64), (3, 3, 20), (6, 1, 5)])
 @pytest.mark.parametrize("n", [1, 13, 100])
 def test_attention_of_sequences_that_grow(work, kinds, n_head, n_kv, head_dim, n):
-    """Tokens of two sequences in one batch, against a cache that already holds others; several chunks and blocks long."""
+    """Tokens of two sequences in one batch, against a cache that already holds others; several chunks and blocks
+    long."""
     if work.fast:
         pytest.skip("attention is the same in both precisions")
     rng = np.random.default_rng(n)

@@ -29,8 +29,8 @@ def load(
 ) -> Model:
     """Put a checkpoint on a device. The checkpoint belongs to the model then: closing the model closes it.
 
-    `precision`: exact keeps activations float32, fast may round them in prompts. `context`: tokens a sequence may have, the
-    model's own by default. `type_k`, `type_v`: f32 or f16 cache. `message` is told what takes time.
+    `precision`: exact keeps activations float32, fast may round them in prompts. `context`: tokens a sequence may
+    have, the model's own by default. `type_k`, `type_v`: f32 or f16 cache. `message` is told what takes time.
     Raises UnsupportedError for what cannot run, or would not fit in memory, before memory is taken.
     """
     if device == "auto":

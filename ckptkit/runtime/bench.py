@@ -1,8 +1,8 @@
 """Tokens per second of a loaded model: prompts and single tokens, named as llama-bench names them.
 
-pp512 is a prompt of 512 tokens, logits of the last; tg128 is 128 tokens one after another; "@ d2048" means that as many tokens are in
-the cache before. Each is run once to warm up and then `repeat` times. Bytes per second are what decoding must read for a token:
-weights once, and the cache up to the middle of the run.
+pp512 is a prompt of 512 tokens, logits of the last; tg128 is 128 tokens one after another; "@ d2048" means that as
+many tokens are in the cache before. Each is run once to warm up and then `repeat` times. Bytes per second are what
+decoding must read for a token: weights once, and the cache up to the middle of the run.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import platform
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from statistics import mean, stdev
 from typing import Any
 
@@ -77,7 +78,7 @@ def bench(
                 name = f"{kind}{n}{suffix}"
                 if progress is not None:
                     progress(name)
-                samples = _samples(model, cache, depth, repeat, lambda run=run, n=n: run(model, cache, n), n)
+                samples = _samples(model, cache, depth, repeat, partial(run, model, cache, n), n)
                 results.append(_result(model, name, samples, depth + n // 2 if kind == "tg" else None, bandwidth))
     stored = model.load_report.as_stored | {k.split()[0]: v for k, v in model.load_report.copied.items()}
     return Report(
@@ -168,8 +169,8 @@ def to_markdown(report: Report) -> str:
         speed = f"{r.bytes_per_second / 1e9:.1f}" if r.bytes_per_second else ""
         share = f"{r.bandwidth_share:.0%}" if r.bandwidth_share else ""
         lines.append(
-            f"| {report.model} {report.types} | {size:.2f} MiB | {parameters:.2f} M | {report.device} {report.precision} "
-            f"kv {report.cache_types} | {report.threads} | {r.test} | {r.tokens_per_second:.2f} ± {r.sd:.2f} | {speed} | {share} |"
+            f"| {report.model} {report.types} | {size:.2f} MiB | {parameters:.2f} M | {report.device} {report.precision} "  # noqa: E501
+            f"kv {report.cache_types} | {report.threads} | {r.test} | {r.tokens_per_second:.2f} ± {r.sd:.2f} | {speed} | {share} |"  # noqa: E501
         )
     if report.memory_bandwidth:
         lines += [

@@ -1,10 +1,12 @@
 # mypy: ignore-errors
-# ruff: noqa: D103, ARG001
-"""The CPU's kernel module: the functions that `model.forward` calls, on numpy arrays and weights where they lie in the file.
+# ruff: noqa: D102, D103, ARG001, ARG005, RUF100
+"""The CPU's kernel module: the functions that `model.forward` calls, on numpy arrays and weights where they lie in
+the file.
 
-Each function becomes one or two steps of a program: (address of a compiled kernel, address of its arguments). Inside `capture` the steps
-are kept and run together, the team of threads meeting at a barrier after each; outside, a step runs at once. Token ids,
-positions and rows are read from the batch's buffers when a step runs, so a captured program is replayed for every token.
+Each function becomes one or two steps of a program: (address of a compiled kernel, address of its arguments). Inside
+`capture` the steps are kept and run together, the team of threads meeting at a barrier after each; outside, a step
+runs at once. Token ids, positions and rows are read from the batch's buffers when a step runs, so a captured program
+is replayed for every token.
 
 Kernels are compiled for the types at hand when they are first needed, and kept on disk.
 """
@@ -111,7 +113,8 @@ def empty(shape, dtype=np.float32):
 
 
 def zeros(shape, dtype=np.float32):
-    """Zeros that take memory as they are first written, page by page: numpy would ask for huge pages, all of them at once."""
+    """Zeros that take memory as they are first written, page by page: numpy would ask for huge pages, all of them at
+    once."""
     nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
     return np.frombuffer(mmap.mmap(-1, max(nbytes, 1)), dtype, int(np.prod(shape))).reshape(shape)
 
@@ -163,8 +166,8 @@ def describe(work, report):
 def place(parts: list[Tensor], biases: list[Tensor] | None):
     """Rows of all parts as one weight for products.
 
-    Plain types stay where they lie in the file; blocks keep their bytes, interleaved sixteen rows at a time; types without a
-    kernel, and what goes beyond two types, are decoded to f32.
+    Plain types stay where they lie in the file; blocks keep their bytes, interleaved sixteen rows at a time; types
+    without a kernel, and what goes beyond two types, are decoded to f32.
     """
     used = list(dict.fromkeys(t.type if t.type in NATIVE else QType.F32 for t in parts))
     if len(used) > 2:
@@ -324,7 +327,7 @@ def embed(x, token_embd, position_embd, batch):
     table = _slots(
         lin.N_SLOTS,
         {
-            lin.OUT: x, lin.OUT_STRIDE: x.strides[0], lin.N_TOKENS: len(x), lin.K: token_embd.k, lin.PARTS: token_embd.table,
+            lin.OUT: x, lin.OUT_STRIDE: x.strides[0], lin.N_TOKENS: len(x), lin.K: token_embd.k, lin.PARTS: token_embd.table,  # noqa: E501
             lin.TOKENS: batch.tokens, lin.POSITIONS: batch.pos, lin.POSITION_ROWS: position_embd,
         },
     )  # fmt: skip
@@ -369,8 +372,8 @@ def attention(out, qkv, rope_table, pairing, k_cache_i, v_cache_i, batch):
     table = _slots(
         att.N_SLOTS,
         {
-            att.OUT: out, att.QKV: qkv, att.ROPE: rope_table, att.KEYS: k_cache_i, att.VALUES: v_cache_i, att.N_TOKENS: n,
-            att.POSITIONS: batch.pos, att.SEQUENCES: batch.seq, att.N_HEAD: out.shape[1] // head_dim, att.N_KV_HEAD: n_kv,
+            att.OUT: out, att.QKV: qkv, att.ROPE: rope_table, att.KEYS: k_cache_i, att.VALUES: v_cache_i, att.N_TOKENS: n,  # noqa: E501
+            att.POSITIONS: batch.pos, att.SEQUENCES: batch.seq, att.N_HEAD: out.shape[1] // head_dim, att.N_KV_HEAD: n_kv,  # noqa: E501
             att.HEAD_DIM: head_dim, att.WIDTH: width, att.CONTEXT: context, att.SCALE: float(head_dim**-0.5),
             att.PARTIAL: work.partial, att.N_CHUNKS: work.partial.shape[1], att.SCRATCH: work.scratch,
             att.SCRATCH_STRIDE: work.scratch.shape[1],

@@ -1,16 +1,18 @@
 # mypy: ignore-errors
-# ruff: noqa: D103, ARG001
+# ruff: noqa: D102, D103, ARG001, ARG005, RUF100
 """Rotary positions, the KV cache and causal grouped attention on the CPU.
 
-The cache of one layer is (sequence, kv head, position, width), width = head_dim rounded up to a multiple of 16 with zeros, so that
-no loop has a remainder. Values are f32 or f16 (literals ta for keys, tb for values); products are f32 either way.
+The cache of one layer is (sequence, kv head, position, width), width = head_dim rounded up to a multiple of 16 with
+zeros, so that no loop has a remainder. Values are f32 or f16 (literals ta for keys, tb for values); products are f32
+either way.
 
-One token (`decode_attention`, then `combine`): work is (kv head, chunk of 256 positions); every piece makes its own maximum, sum and
-weighted values, and `combine` joins them, so a long context is shared by all threads. The piece that holds the token's own position
-rotates and stores its key first.
+One token (`decode_attention`, then `combine`): work is (kv head, chunk of 256 positions); every piece makes its own
+maximum, sum and weighted values, and `combine` joins them, so a long context is shared by all threads. The piece that
+holds the token's own position rotates and stores its key first.
 
-Many tokens (`store_kv`, then `prompt_attention`): work is (kv head, tile of tokens). A lane is one query, of up to 16 heads that share
-the kv head; keys come in blocks of 96 and the softmax is online, so memory does not grow with the context:
+Many tokens (`store_kv`, then `prompt_attention`): work is (kv head, tile of tokens). A lane is one query, of up to 16
+heads that share the kv head; keys come in blocks of 96 and the softmax is online, so memory does not grow with the
+context:
 
     scores (96, 64) = keys (96, width) queries (width, 64)         `tile`, keys broadcast where they lie
     sums   (width, 64) += values.T (width, 96) exp(scores - max)   `tile`, values broadcast by stride

@@ -1,9 +1,10 @@
 # mypy: ignore-errors
-# ruff: noqa: D103, ARG001
+# ruff: noqa: D102, D103, ARG001, ARG005, RUF100
 """How the CPU reads each weight type: one function per type gives sixteen decoded values of a block, float32, exactly.
 
-Source of truth: ggml-common.h and ggml-quants.c of llama.cpp; judged against the `gguf` package by tests/test_kernels_cpu.py.
-`decode16(t, block, j)`: t is a literal QType, `block` the address of a block, values 16 j .. 16 j + 15 of it.
+Source of truth: ggml-common.h and ggml-quants.c of llama.cpp; judged against the `gguf` package by
+tests/test_kernels_cpu.py. `decode16(t, block, j)`: t is a literal QType, `block` the address of a block, values 16 j
+.. 16 j + 15 of it.
 
 | type | bytes of a block |
 |---|---|
@@ -100,7 +101,8 @@ def _q5_1(t, block, j):
 
 @inlined
 def _scale_min(scales, s):
-    """Six-bit scale and min number s of eight: 0-3 lie whole in bytes s and s + 4, 4-7 in halves and the top two bits."""
+    """Six-bit scale and min number s of eight: 0-3 lie whole in bytes s and s + 4, 4-7 in halves and the top two
+    bits."""
     if s < 4:
         return get_u8(scales + s) & 63, get_u8(scales + s + 4) & 63
     both = get_u8(scales + s + 4)

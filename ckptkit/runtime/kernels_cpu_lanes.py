@@ -1,14 +1,17 @@
 # mypy: ignore-errors
+# ruff: noqa: D102, D103, ARG001, ARG005, RUF100
 """Block types on the CPU: sixteen weight rows at a time, a lane a row. One table row per type.
 
-At load the blocks of sixteen rows are interleaved byte by byte (`interleave`): byte i of the sixteen blocks lies together. Then one load
-gives a field of sixteen blocks, whatever the type, scales included; a product needs no sum across lanes and no scalar work:
+At load the blocks of sixteen rows are interleaved byte by byte (`interleave`): byte i of the sixteen blocks lies
+together. Then one load gives a field of sixteen blocks, whatever the type, scales included; a product needs no sum
+across lanes and no scalar work:
 
     group g: (blocks of a row, bytes of a block, 16) u8
 
-Every value is scale * raw + shift, where `raw` costs two instructions: the number's bits are moved to the top of a float's mantissa and
-joined with 1.0, which makes 1 + q / 2**n. Per sub-block the sum of raw * x is multiplied by the scale, and the shift by the sum
-of x, which is known beforehand. `ROWS` below is a table of Python functions that emit LLVM; loops over a block are unrolled here.
+Every value is scale * raw + shift, where `raw` costs two instructions: the number's bits are moved to the top of a
+float's mantissa and joined with 1.0, which makes 1 + q / 2**n. Per sub-block the sum of raw * x is multiplied by the
+scale, and the shift by the sum of x, which is known beforehand. `ROWS` below is a table of Python functions that emit
+LLVM; loops over a block are unrolled here.
 
 Source of truth for the blocks: ggml-common.h and ggml-quants.c of llama.cpp (byte tables in kernels_cpu_blocks.py).
 """
@@ -20,7 +23,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from llvmlite import ir
-from numba import types
 from numba.extending import intrinsic
 
 from ..quant.types import BLOCKS, QType
@@ -112,7 +114,8 @@ class Block:
 
 @dataclass(frozen=True)
 class Row:
-    """`raw(block, k)`: value k before scaling. `affine(block, s)`: scale and shift (None: 0) of sub-block s of `sub` values.
+    """`raw(block, k)`: value k before scaling. `affine(block, s)`: scale and shift (None: 0) of sub-block s of `sub`
+    values.
 
     `together`: sub-blocks whose values share bytes, so that they are worked on side by side.
     """
@@ -183,11 +186,11 @@ ROWS: dict[QType, Row] = {
     QType.Q4_1: Row(32, lambda e, k: e.raw(4, (4 + k % 16, k // 16 * 4, 4)), _with_min(4)),
     QType.Q5_0: Row(32, lambda e, k: e.raw(5, (6 + k % 16, k // 16 * 4, 4), (2 + k // 8, k % 8, 1)), _symmetric(0, 5)),
     QType.Q5_1: Row(32, lambda e, k: e.raw(5, (8 + k % 16, k // 16 * 4, 4), (4 + k // 8, k % 8, 1)), _with_min(5)),
-    QType.Q2_K: Row(16, lambda e, k: e.raw(2, (16 + k // 128 * 32 + k % 32, k % 128 // 32 * 2, 2)), _q2_affine, QUARTERS),
-    QType.Q3_K: Row(16, lambda e, k: e.raw(3, (32 + k // 128 * 32 + k % 32, k % 128 // 32 * 2, 2), (k % 32, k // 32, 1)),
+    QType.Q2_K: Row(16, lambda e, k: e.raw(2, (16 + k // 128 * 32 + k % 32, k % 128 // 32 * 2, 2)), _q2_affine, QUARTERS),  # noqa: E501
+    QType.Q3_K: Row(16, lambda e, k: e.raw(3, (32 + k // 128 * 32 + k % 32, k % 128 // 32 * 2, 2), (k % 32, k // 32, 1)),  # noqa: E501
                     _q3_affine, QUARTERS),
     QType.Q4_K: Row(32, lambda e, k: e.raw(4, (16 + k // 64 * 32 + k % 32, k // 32 % 2 * 4, 4)), _six_bits(4), PAIRS),
-    QType.Q5_K: Row(32, lambda e, k: e.raw(5, (48 + k // 64 * 32 + k % 32, k // 32 % 2 * 4, 4), (16 + k % 32, k // 32, 1)),
+    QType.Q5_K: Row(32, lambda e, k: e.raw(5, (48 + k // 64 * 32 + k % 32, k // 32 % 2 * 4, 4), (16 + k % 32, k // 32, 1)),  # noqa: E501
                     _six_bits(5), PAIRS),
     QType.Q6_K: Row(16, lambda e, k: e.raw(6, (k // 128 * 64 + k % 64, k % 128 // 64 * 4, 4),
                                            (128 + k // 128 * 32 + k % 32, k % 128 // 32 * 2, 2)), _q6_affine, QUARTERS),
@@ -195,7 +198,8 @@ ROWS: dict[QType, Row] = {
 
 
 def _inside(sub, alone):
-    """Places in a sub-block in the order of work: two by two, and where it stands alone k and k + 16 (of one byte) together."""
+    """Places in a sub-block in the order of work: two by two, and where it stands alone k and k + 16 (of one byte)
+    together."""
     return [k for j in range(0, 16, 2) for k in (j, j + 1, j + 16, j + 17)] if alone and sub == 32 else list(range(sub))
 
 
@@ -242,8 +246,9 @@ def lanes_dot(typingctx, t, block, x, sums, total):
 
 @intrinsic(prefer_literal=True)
 def lanes_decode(typingctx, t, pairs, block, out, step):
-    """One block of sixteen rows decoded: value k at out + k * step, f32; pairs 1: values k, k + 1 as bf16 at out + k / 2 * step."""
-    row, n = ROWS[QType(t.literal_value)], BLOCKS[QType(t.literal_value)].elements
+    """One block of sixteen rows decoded: value k at out + k * step, f32; pairs 1: values k, k + 1 as bf16 at out + k
+    / 2 * step."""
+    row = ROWS[QType(t.literal_value)]
     as_pairs = bool(pairs.literal_value)
 
     def codegen(context, b, sig, args):

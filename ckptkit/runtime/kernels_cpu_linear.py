@@ -1,10 +1,12 @@
 # mypy: ignore-errors
-# ruff: noqa: D103, ARG001
+# ruff: noqa: D102, D103, ARG001, ARG005, RUF100
 """Products with weights on the CPU: `matvec` for one token, `pack` then `matmat` for many, and `embed`.
 
-A weight is a group of parts whose rows are stacked (q|k|v, gate|up), each part where it lies: nothing is copied. One token runs along
-a row with sixteen lanes. Many tokens turn the product round: a lane is a token, the tokens' activations are packed once into
-panels, and a weight is one broadcast from memory, so rows are used as they lie in the file and no weight is ever transposed:
+A weight is a group of parts whose rows are stacked (q|k|v, gate|up), each part where it lies: nothing is copied. One
+token runs along a row with sixteen lanes. Many tokens turn the product round: a lane is a token, the tokens'
+activations are packed once into
+panels, and a weight is one broadcast from memory, so rows are used as they lie in the file and no weight is ever
+transposed:
 
     panel p: (K, 64) f32       activations of tokens 64 p .. 64 p + 63, or (K / 2, 64) pairs of bf16
     chunk:   ROWS x K          weight rows; types other than f32 are decoded once per chunk, for all tokens
@@ -245,7 +247,8 @@ def matvec(ta, tb, tc, args, team, tid):
         for i in range(0, n, 16):
             put_f32(sums + i // 4, sum16(load_f32(h + 4 * i)))
     result = sums + get_i64(args + PADDED_K) // 4
-    # Two chunks of a part for each thread, side by side: long runs of weights, and the second may be taken by another thread.
+    # Two chunks of a part for each thread, side by side: long runs of weights, and the second may be taken by another
+    # thread.
     threads = get_i64(team + THREADS)
     step = min(max((get_i64(parts + 8) // (2 * threads) + 15) // 16 * 16, 16), LARGEST)
     while True:
@@ -266,7 +269,8 @@ def matvec(ta, tb, tc, args, team, tid):
 
 @inlined
 def locate(then, parts, n_parts, step, chunk, threads):
-    """Where chunk number `chunk` of `step` rows lies: the part's address (0: there is none), its first stacked row, the row in it."""
+    """Where chunk number `chunk` of `step` rows lies: the part's address (0: there is none), its first stacked row,
+    the row in it."""
     first = 0
     for p in range(1 if then == SILU_GATE else n_parts):  # up is taken along with gate
         part = parts + 32 * p
@@ -283,7 +287,8 @@ def locate(then, parts, n_parts, step, chunk, threads):
 
 @njit(**JIT)
 def activate(then, sums, ups, n):
-    """Activation of n values in place. Not part of `matvec`: its constants would take registers from the products there."""
+    """Activation of n values in place. Not part of `matvec`: its constants would take registers from the products
+    there."""
     for i in range(0, n, 16):
         y = load_f32(sums + 4 * i)
         store_f32(sums + 4 * i, mul(silu16(y), load_f32(ups + 4 * i)) if then == SILU_GATE else activate16(then, y))
@@ -365,7 +370,8 @@ def product(pairs, a, row_step, k_step, n_rows, panel, depth, n_tokens, c):
 
 
 def chunk_rows(pairs, t, w, width, n_rows, n, padded, out):
-    """Rows ready for `product`, where they lie or decoded to `out`: address, bytes between rows, bytes between elements.
+    """Rows ready for `product`, where they lie or decoded to `out`: address, bytes between rows, bytes between
+    elements.
 
     With pairs an element is two bf16. Interleaved rows are decoded to (elements, ROWS), others to (rows, elements).
     """
@@ -414,7 +420,7 @@ def turn_back(then, sums, n_rows, row, n_tokens, token, bias, args, square):
                 for v in range(VECTORS):
                     at = sums + (r + i) * PANEL_STEP + 64 * v
                     store_f32(at, add(load_f32(at), b))
-        if then == GELU or then == RELU:
+        if then in (GELU, RELU):
             for i in range(m):
                 for v in range(VECTORS):
                     at = sums + (r + i) * PANEL_STEP + 64 * v

@@ -1,10 +1,10 @@
 # mypy: ignore-errors
-# ruff: noqa: D103, ARG001
 """A team of threads that runs programs: lists of kernels with a barrier after each.
 
-Numba's own parallel regions need the system's libgomp (without it a region costs 90 us, and a token crosses 150) and compile
-slowly. Here a kernel is an ordinary nogil function `kernel(ta, tb, tc, args, team, tid)`, ta..tc literals that select code, args
-the address of its int64 arguments. Workers wait in compiled code: they spin for about a millisecond, then park on a Python lock.
+Numba's own parallel regions need the system's libgomp (without it a region costs 90 us, and a token crosses 150) and
+compile slowly. Here a kernel is an ordinary nogil function `kernel(ta, tb, tc, args, team, tid)`, ta..tc literals
+that select code, args the address of its int64 arguments. Workers wait in compiled code: they spin for about a
+millisecond, then park on a Python lock.
 
 Team memory, int64; each used cell has a cache line of its own:
 | cell | meaning |

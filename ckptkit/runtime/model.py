@@ -1,7 +1,8 @@
 """A model that runs: one forward for prompts, single tokens and batches, with the kernel module it is given.
 
-Nothing in `forward` depends on values that change from token to token: ids, positions, sequences and the rows whose logits are
-wanted are read from small int32 buffers of the batch. So one token's steps are captured once per cache and then replayed.
+Nothing in `forward` depends on values that change from token to token: ids, positions, sequences and the rows whose
+logits are wanted are read from small int32 buffers of the batch. So one token's steps are captured once per cache and
+then replayed.
 """
 
 from __future__ import annotations
@@ -170,7 +171,8 @@ class Model:
         return out
 
     def _one(self, token: int, position: int, cache: KVCache, head: int) -> Floats:
-        """The same for one token of sequence 0, without the work that only batches need: this is what decoding repeats."""
+        """The same for one token of sequence 0, without the work that only batches need: this is what decoding
+        repeats."""
         if self._closed or not 0 <= token < self.config.vocab_size:
             self._check(np.array([token]), np.array([position]), np.array([0]), cache)
         cache.require(0, position)
@@ -182,7 +184,8 @@ class Model:
         return np.array(k.download(b.logits)[0])
 
     def _run(self, b: Batch, cache: KVCache, head: int, reach: int) -> None:
-        """One pass; no position lies at or beyond `reach`. Steps of one token are captured once for each size of context."""
+        """One pass; no position lies at or beyond `reach`. Steps of one token are captured once for each size of
+        context."""
         k = self.kernels
         self.work.reach = k.bucket(reach, cache.context)
         if len(b.x) > 1:
@@ -213,7 +216,8 @@ class Model:
             cache.require(int(s), int(here.min()))
 
     def _batch(self, n: int, m: int) -> Batch:
-        """Buffers for n tokens of which m rows give logits; the ones for single tokens are kept, and the last of many."""
+        """Buffers for n tokens of which m rows give logits; the ones for single tokens are kept, and the last of
+        many."""
         if (n, m) in self._batches:
             return self._batches[n, m]
         k, c = self.kernels, self.config
@@ -221,7 +225,10 @@ class Model:
         f32 = np.float32
         b = Batch(
             self.work,
-            *(k.empty((size,), np.int32) for size in (n, n, n, m)),
+            k.empty((n,), np.int32),
+            k.empty((n,), np.int32),
+            k.empty((n,), np.int32),
+            k.empty((m,), np.int32),
             k.empty((n, c.n_embd), f32),
             k.empty((n, q + 2 * kv), f32),
             k.empty((n, q), f32),
@@ -247,7 +254,8 @@ class Model:
         return self.forward(ids, head=head)
 
     def decode(self, cache: KVCache, token: int, sampler: Any, history: list[int]) -> Iterator[int]:
-        """After the prompt is in the cache: feed `token`, yield what `sampler.pick(logits, history)` takes, and so on."""
+        """After the prompt is in the cache: feed `token`, yield what `sampler.pick(logits, history)` takes, and so
+        on."""
         if sampler.greedy and self.kernels.greedy_steps is not None:
             yield from self.kernels.greedy_steps(self, cache, token)
         while True:
@@ -257,7 +265,8 @@ class Model:
     def generate(
         self, prompt: str | bytes | Sequence[int], emit: Callable[[str], object] | None = None, **how: Any
     ) -> Generation:
-        """Continue a text or ids; `how` are the fields of GenerateOptions and Sampling: n_predict, stop, temp, seed, ...
+        """Continue a text or ids; `how` are the fields of GenerateOptions and Sampling: n_predict, stop, temp, seed,
+        ...
 
         `emit` hears the text as it comes. A text is encoded by the model's tokenizer, with BOS where it adds one.
         """

@@ -1,10 +1,10 @@
 # mypy: ignore-errors
-# ruff: noqa: D103, ARG001
+# ruff: noqa: D102, D103, ARG001, ARG005, RUF100
 """Sixteen-lane SIMD values inside Numba, on raw addresses: the vocabulary that all CPU kernels are written in.
 
-A value of type `f32x16` or `i32x16` is an LLVM vector. LLVM splits it where registers are narrower, so the same source runs with
-AVX-512, AVX2, SSE and NEON. Addresses are int64 bytes; loads and stores assume the alignment of one element only. The one x86
-special, the bf16 dot product, is used where `has_bf16_dot()` says so.
+A value of type `f32x16` or `i32x16` is an LLVM vector. LLVM splits it where registers are narrower, so the same
+source runs with AVX-512, AVX2, SSE and NEON. Addresses are int64 bytes; loads and stores assume the alignment of one
+element only. The one x86 special, the bf16 dot product, is used where `has_bf16_dot()` says so.
 
 A kernel gets everything by address because a Numba call with arrays costs microseconds and a layer has five calls.
 """
@@ -66,7 +66,8 @@ i64, i32, f32, void = types.int64, types.int32, types.float32, types.none
 
 
 def features() -> str:
-    """CPU features that code is generated for, as LLVM writes them ("+avx512f,-..."): NUMBA_CPU_FEATURES or the host's."""
+    """CPU features that code is generated for, as LLVM writes them ("+avx512f,-..."): NUMBA_CPU_FEATURES or the
+    host's."""
     return cpu_target.target_context.codegen().magic_tuple()[2]
 
 
@@ -102,7 +103,8 @@ def _op(result, *params):
 
 
 def inlined(function):
-    """Make a function callable from kernels, specialised on every literal argument: a type or a choice selects its code."""
+    """Make a function callable from kernels, specialised on every literal argument: a type or a choice selects its
+    code."""
 
     @overload(function, strict=False, prefer_literal=True)
     def implementation(*args, **kwargs):
@@ -371,7 +373,8 @@ def to_f32(b, x):
 
 @_op(f32x16, i32x16, f32)
 def small_to_f32(b, x, bias):
-    """float(x) - bias for 0 <= x < 2**23, by setting the mantissa of 2**23: `and` before it and `or` here become one instruction."""
+    """float(x) - bias for 0 <= x < 2**23, by setting the mantissa of 2**23: `and` before it and `or` here become one
+    instruction."""
     magic = b.bitcast(b.or_(x, ir.Constant(VI, [0x4B000000] * LANES)), VF)
     return b.fsub(magic, _splat(b, b.fadd(bias, ir.Constant(F32, 8388608.0)), VF))
 
@@ -442,9 +445,10 @@ def transpose16(b, source, source_stride, target, target_stride):
 def tile(typingctx, pairs, m, v, a, row_step, k_step, panel, panel_step, n_k, c, c_step, fresh):
     """C[m, 16 v] (+)= A[m, K] panel[K, 16 v]: the product that prompts and attention spend their time in.
 
-    `pairs`, `m`, `v` are literals. pairs 0: f32 elements; 1: an element is two bf16 (k, k + 1) and C sums both products.
-    A[i, k] lies at a + i * row_step + k * k_step, the panel's row k at panel + k * panel_step, C's row i at c + i * c_step (bytes).
-    Each A element is broadcast against v vectors: m * v sums stay in registers over all of K. `fresh` 0 adds to what C holds.
+    `pairs`, `m`, `v` are literals. pairs 0: f32 elements; 1: an element is two bf16 (k, k + 1) and C sums both
+    products. A[i, k] lies at a + i * row_step + k * k_step, the panel's row k at panel + k * panel_step, C's row i at
+    c + i * c_step (bytes). Each A element is broadcast against v vectors: m * v sums stay in registers over all of K.
+    `fresh` 0 adds to what C holds.
     """
     n_rows, n_vectors, with_pairs = m.literal_value, v.literal_value, bool(pairs.literal_value)
     sig = void(pairs, m, v, *(i64,) * 9)
@@ -488,7 +492,8 @@ def tile(typingctx, pairs, m, v, a, row_step, k_step, panel, panel_step, n_k, c,
 
 @intrinsic(prefer_literal=True)
 def dot_keys(typingctx, t, query, keys, step, n_vectors):
-    """Sixteen dot products: f32 query (16 n_vectors,) with rows keys, keys + step, .. of type t (literal: 0 f32, 1 f16)."""
+    """Sixteen dot products: f32 query (16 n_vectors,) with rows keys, keys + step, .. of type t (literal: 0 f32, 1
+    f16)."""
     half = t.literal_value == 1
 
     def codegen(context, b, sig, args):
@@ -562,7 +567,8 @@ def spin_hint(b):
 
 @intrinsic
 def call_kernel(typingctx, function, args, team, tid):
-    """Call a compiled kernel(ta, tb, tc, args, team, tid) by its address; the literal arguments are already in its code."""
+    """Call a compiled kernel(ta, tb, tc, args, team, tid) by its address; the literal arguments are already in its
+    code."""
     signature = (i64,) * 6
 
     def codegen(context, b, sig, values):

@@ -1,4 +1,5 @@
-"""Which tensors make which part of the forward, and how they were placed: stacked groups, in the file where possible."""
+"""Which tensors make which part of the forward, and how they were placed: stacked groups, in the file where
+possible."""
 
 from __future__ import annotations
 
