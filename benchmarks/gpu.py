@@ -33,7 +33,9 @@ def main() -> int:
     parser.add_argument("--only", default="", help="one group of checks")
     parser.add_argument("--forward", action="store_true", help="whole models against float64")
     parser.add_argument("--decode", action="store_true", help="decode speed of the table's models")
-    parser.add_argument("--sweep", action="store_true", help="decode speed with late and early launch of the next kernel")
+    parser.add_argument(
+        "--sweep", action="store_true", help="decode speed with late and early launch of the next kernel"
+    )
     parser.add_argument("--prompts", action="store_true", help="prompts of 2,048 tokens")
     parser.add_argument("--parts", action="store_true", help="the parts of a prompt, alone")
     parser.add_argument("--deep", action="store_true", help="decode after 8,192 positions")

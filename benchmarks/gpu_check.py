@@ -42,7 +42,8 @@ class Finding:
 
 
 def compare(what: str, got: Array, want: Array, limit: float, typical: float = 1e-30) -> Finding:
-    """Largest difference, relative to the largest expected value, or to a typical one where the few there are may be small."""
+    """Largest difference, relative to the largest expected value, or to a typical one where the few there are may be
+    small."""
     return Finding(what, float(np.abs(got - want).max() / max(float(np.abs(want).max()), typical)), limit)
 
 
@@ -266,7 +267,8 @@ def pick(rng: np.random.Generator, n: int) -> Finding:
 
 @contextmanager
 def collected() -> Iterator[list[Any]]:
-    """Notes the kernels that would be launched, so that all can be compiled at once; what comes out of them is nonsense."""
+    """Notes the kernels that would be launched, so that all can be compiled at once; what comes out of them is
+    nonsense."""
     plans: list[Any] = []
     kept = {name: getattr(gpu, name) for name in ("launch", "capture", "replay", "load", "forget")}
     gpu.launch = lambda plan, *_args, **_more: plans.append(plan)  # type: ignore[assignment]

@@ -1,4 +1,5 @@
-"""Decode speed on the card: a 128-token prompt, then greedy steps as replayed graphs, the token fed back on the card."""
+"""Decode speed on the card: a 128-token prompt, then greedy steps as replayed graphs, the token fed back on the
+card."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ def tune(model: m.Model, setting: Setting) -> None:
 
 
 def steps(model: m.Model, start: int, n: int, context: int) -> tuple[float, float, list[int]]:
-    """(seconds a step on the card, host seconds a step with every token read, tokens) of n greedy steps from `start`."""
+    """(seconds a step on the card, host seconds a step with every token read, tokens) of n greedy steps from
+    `start`."""
     cache = model.new_cache(1, context)
     b = model._batch(1, 1)
     log, log_address = gpu.pinned(4 * (context + 1))
@@ -101,11 +103,13 @@ def deep(say: Callable[[str], Any], depth: int = 8192) -> None:
         c = ck.config
         cached = 2 * size * c.n_layer * c.n_kv_head * c.head_dim * depth
         roof = (weight_bytes(ck) + cached) / COPY_RATE
-        device, host, _ = steps(model, depth, n, depth + 2 * n)
-        say(
-            f"{shape} BF16 after {depth:,} positions, {type_kv} cache: {1 / host:,.1f} tok/s with tokens read, {1 / device:,.1f} bare, "
-            f"{roof / device:.3f} of roofline with {cached / 1e6:,.0f} MB of cache (goal 0.75)"
-        )
+        for grouped in (None, True, False):
+            model.work.grouped = grouped
+            device, host, _ = steps(model, depth, n, depth + 2 * n)
+            say(
+                f"{shape} BF16 after {depth:,} positions, {type_kv} cache, heads grouped {grouped}: {1 / host:,.1f} tok/s with tokens read, {1 / device:,.1f} bare, "
+                f"{roof / device:.3f} of roofline with {cached / 1e6:,.0f} MB of cache (goal 0.75)"
+            )
         del model
 
 

@@ -1,4 +1,5 @@
-"""Whole models on the card against float64: the stored references of trained files, and numpy on random weights of every type."""
+"""Whole models on the card against float64: the stored references of trained files, and numpy on random weights of
+every type."""
 
 from __future__ import annotations
 
@@ -127,7 +128,9 @@ def run(say: Callable[[str], Any], precision: str = "exact") -> bool:
 def compare_all(say: Callable[[str], Any], precision: str) -> list[Finding]:
     """Every comparison, made."""
     found: list[Finding] = []
-    near = 2e-4 if precision == "exact" else 0.1  # fast is judged by its mean nll and its first choices, not by single logits
+    near = (
+        2e-4 if precision == "exact" else 0.1
+    )  # fast is judged by its mean nll and its first choices, not by single logits
     files = (
         ("gpt2_tiny.bin", "gpt2_tiny_fp32", "prompt", "prompt_logits"),
         ("nanoeuler_main.bin", "nanoeuler_main", "prompt", "logits_head0"),

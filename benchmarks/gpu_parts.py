@@ -35,12 +35,17 @@ def run(say: Callable[[str], Any], n: int = 2048, n_in: int = 3584, rows: int = 
             args = [out, gpu.Address(out.address + rows * n_in * 2), *planes]
             time(f"decode {type.name} to {to.name} x{pieces}", lambda p=plan, a=args: gpu.launch(p, (rows, 1, 1), a))
     for to in (QType.F16, QType.BF16):
-        time(f"round to {to.name}", lambda to=to: gpu.launch(Norm("rms", n_in, to), (n, 1, 1), [out, x, None, None, None, 1e-5]))
+        time(
+            f"round to {to.name}",
+            lambda to=to: gpu.launch(Norm("rms", n_in, to), (n, 1, 1), [out, x, None, None, None, 1e-5]),
+        )
         gpu.launch(Norm("", n_in, to), (n, 1, 1), [out, x, None, None, None, 1e-5])
         sizes = (n, rows, n_in)
         time(
             f"product {sizes} {to.name}",
-            lambda to=to, s=sizes: cuda_blas.product(y.address, rows, out.address, n_in, blocks.address, n_in, s, to, False),
+            lambda to=to, s=sizes: cuda_blas.product(
+                y.address, rows, out.address, n_in, blocks.address, n_in, s, to, False
+            ),
         )
     time("finish silu", lambda: gpu.launch(Finish("silu_gate"), (n, 64, 1), [out, y, None, rows, rows // 2]))
     qkv, cache = gpu.zeros((n, 4608), np.float32), gpu.zeros((4 * n * 128,), np.float32)

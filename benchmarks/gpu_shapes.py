@@ -1,4 +1,5 @@
-"""Models of real shapes with random weights, for timings: every tensor is cut from one pool of random rows of its type."""
+"""Models of real shapes with random weights, for timings: every tensor is cut from one pool of random rows of its
+type."""
 
 from __future__ import annotations
 
@@ -69,7 +70,7 @@ def random_model(config: Config, type: QType, seed: int = 0, pool_values: int = 
     def tensor(name: str, shape: tuple[int, ...]) -> Tensor:
         kind = type if len(shape) == 2 and name != "position_embd.weight" else QType.F32
         pool, block = pools[kind], BLOCKS[kind]
-        shell = Tensor(shape, kind, lambda lo, hi: np.empty((0, 0), np.uint8))
+        shell = Tensor(shape, kind, lambda _lo, _hi: np.empty((0, 0), np.uint8))
         width = shell.row_bytes
         start = int(rng.integers(0, 1 << 20))
 

@@ -1,4 +1,5 @@
-"""Matrix-vector products of the table's models, each under several ways to cut it up: what `cuda_plan.cut` is judged by."""
+"""Matrix-vector products of the table's models, each under several ways to cut it up: what `cuda_plan.cut` is judged
+by."""
 
 from __future__ import annotations
 

@@ -63,7 +63,11 @@ def plans(capability: tuple[int, int]) -> list[Any]:
     out += [Norm("layer", 768, QType.F32), Norm("rms", 768, QType.BF16, 3), Finish("silu_gate"), Finish("")]
     if capability >= (8, 0):  # its products need sm_80
         out += [Flash16(6, 2, 24, 32, 1, False, True), Flash16(6, 2, 64, 64, 2, True, True)]
-    out += [Decode(QType.Q4_K, 768, QType.BF16, 2), Decode(QType.Q8_0, 768, QType.F32), Decode(QType.F16, 33, QType.BF16, 2)]
+    out += [
+        Decode(QType.Q4_K, 768, QType.BF16, 2),
+        Decode(QType.Q8_0, 768, QType.F32),
+        Decode(QType.F16, 33, QType.BF16, 2),
+    ]
     return [*out, Pick(True, dependent=dependent), Pick(False)]
 
 
@@ -125,7 +129,8 @@ def test_both_kernel_modules_have_the_same_functions() -> None:
         assert len(inspect.signature(getattr(cuda, name)).parameters) == len(
             inspect.signature(getattr(cpu, name)).parameters
         ), name
-    assert cuda.NATIVE and cuda.MAX_TOKENS >= cpu.MAX_TOKENS
+    assert cuda.NATIVE
+    assert cuda.MAX_TOKENS >= cpu.MAX_TOKENS
 
 
 @pytest.mark.parametrize("type", list(LAYOUTS))

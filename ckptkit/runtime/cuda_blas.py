@@ -1,7 +1,7 @@
 """Matrix products of many tokens through cuBLAS, called by ctypes.
 
-Five functions are needed, and a call must be cheap and recordable in a graph: through ctypes one costs about 4 microseconds of
-host time, where cupy's takes 13 and nvmath-python's 50, and neither package has to be installed.
+Five functions are needed, and a call must be cheap and recordable in a graph: through ctypes one costs about 4
+microseconds of host time, where cupy's takes 13 and nvmath-python's 50, and neither package has to be installed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""Kernels to PTX: compiled by processes of their own, in parallel, and kept on disk, so that the second start compiles nothing.
+"""Kernels to PTX: compiled by processes of their own, in parallel, and kept on disk, so that the second start
+compiles nothing.
 
-A kernel is a plan (cuda_plan.py) whose MODULE holds `kernel(plan)`, the function, and `ARGUMENTS`, its types. The file name in the
-cache is a hash of the plan, the card's compute capability, the compiler's versions and the source of every kernel module. Numba
-is imported only in the compiling processes, which need no GPU; the running process reads text.
+A kernel is a plan (cuda_plan.py) whose MODULE holds `kernel(plan)`, the function, and `ARGUMENTS`, its types. The
+file name in the cache is a hash of the plan, the card's compute capability, the compiler's versions and the source of
+every kernel module. Numba is imported only in the compiling processes, which need no GPU; the running process reads
+text.
 """
 
 from __future__ import annotations
@@ -63,8 +65,8 @@ def build(
 ) -> dict[Any, str]:
     """PTX of every plan, compiling what the cache lacks in `jobs` processes (default: one per core, at most 16).
 
-    `on_compile(missing, processes)` is called once before anything is compiled. Raises UnsupportedError naming the kernel that
-    failed, or the package that is missing.
+    `on_compile(missing, processes)` is called once before anything is compiled. Raises UnsupportedError naming the
+    kernel that failed, or the package that is missing.
     """
     wanted, tools, folder = list(dict.fromkeys(plans)), toolchain(capability), cache_dir()
     paths = {plan: folder / key(plan, tools) for plan in wanted}

@@ -1,4 +1,5 @@
-"""Greedy decoding without the host in the way: the card feeds itself, and the host reads token n while step n + 1 runs."""
+"""Greedy decoding without the host in the way: the card feeds itself, and the host reads token n while step n + 1
+runs."""
 
 from __future__ import annotations
 
@@ -8,7 +9,10 @@ from typing import Any
 import numpy as np
 
 from . import cuda_driver as gpu
-from . import kernels_cuda as k
+from . import kernels_cuda
+
+
+k: Any = kernels_cuda
 
 
 def greedy_steps(model: Any, cache: Any, token: int) -> Iterator[int]:

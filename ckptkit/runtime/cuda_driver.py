@@ -86,7 +86,9 @@ class Memory:
         self.api, self.address = api, address
 
     def __del__(self) -> None:
-        self.api.cuMemFree(self.address)
+        free = getattr(self.api, "cuMemFree", None)  # None while the interpreter shuts down
+        if free is not None:
+            free(self.address)
 
 
 _card: Card | None = None
@@ -149,7 +151,7 @@ def card() -> Card:
     version = int(check(api.cuDriverGetVersion(), "asking for its version"))
     if capability < (7, 5):
         raise UnsupportedError(
-            "the GPU is too old", expected="compute capability 7.5 or later", got="%d.%d" % capability
+            "the GPU is too old", expected="compute capability 7.5 or later", got=".".join(map(str, capability))
         )
     if version < 13000:
         raise UnsupportedError(
@@ -250,7 +252,7 @@ def pinned(nbytes: int) -> tuple[Array, int]:
     c = card()
     address = int(check(c.api.cuMemHostAlloc(nbytes, 0), "locking host memory"))
     raw = (ctypes.c_ubyte * nbytes).from_address(address)
-    return np.frombuffer(raw, np.uint8), address
+    return np.ctypeslib.as_array(raw), address
 
 
 def release_pinned(address: int) -> None:
@@ -304,7 +306,8 @@ def launch(plan: Any, grid: tuple[int, int, int], args: Sequence[Any], shared_by
     if kernel is None:
         load([plan])
         kernel = c.kernels[plan]
-    values, kinds = [], []
+    values: list[Any] = []
+    kinds: list[Any] = []
     for a in args:
         if a is None or isinstance(a, Buffer):
             values.append(a.address if a is not None else 0)

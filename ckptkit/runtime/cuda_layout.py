@@ -1,7 +1,7 @@
 """How each weight type lies on the card: planes of aligned vectors, split from the file's blocks at upload.
 
-A stored block mixes scales and quants (34 bytes for Q8_0), so 16-byte loads of it would straddle blocks. On the card the quants
-of a matrix form plane 0, read in 16-byte vectors, and the scales form planes of their own, read beside it.
+A stored block mixes scales and quants (34 bytes for Q8_0), so 16-byte loads of it would straddle blocks. On the card
+the quants of a matrix form plane 0, read in 16-byte vectors, and the scales form planes of their own, read beside it.
 
 | type      | weights per vector | plane 0        | plane 1                   | plane 2            | plane 3        |
 |-----------|--------------------|----------------|---------------------------|--------------------|----------------|
@@ -13,9 +13,10 @@ of a matrix form plane 0, read in 16-byte vectors, and the scales form planes of
 | Q4_K      | 32                 | nibbles        | u8 scale, u8 min per 32   | f16 d, dmin per 256 |               |
 | Q6_K      | 32                 | low nibbles    | high 2 bits               | int8 scale per 16  | f16 d per 256  |
 
-Word q of a vector of nibbles holds weights 8q..8q+7, nibble e of weight e, rotated left by 15: turned right by 8 r bits it shows
-weight 2r at bits 15-18 and weight 2r+1 at bits 19-22, in the mantissa of a float32, where one instruction makes a number of it.
-Low nibbles of Q6_K lie the same way; word h of its high bits holds weights 16h..16h+15, two bits each, rotated left by 19.
+Word q of a vector of nibbles holds weights 8q..8q+7, nibble e of weight e, rotated left by 15: turned right by 8 r
+bits it shows weight 2r at bits 15-18 and weight 2r+1 at bits 19-22, in the mantissa of a float32, where one
+instruction makes a number of it. Low nibbles of Q6_K lie the same way; word h of its high bits holds weights
+16h..16h+15, two bits each, rotated left by 19.
 """
 
 from __future__ import annotations
@@ -37,8 +38,9 @@ class Plane:
 class Layout:
     """`values` weights in one 16-byte vector of plane 0, which comes first in `planes`.
 
-    `registers` hold a vector and its scales. Activations meet it multiplied by factors[e % 4]. `sums` says what is kept for every
-    32 activations: "offset": (sum of the multiplied + 8 sum, sum), "pair": (sum of the multiplied, sum), "halves": 288 sum of each 16.
+    `registers` hold a vector and its scales. Activations meet it multiplied by factors[e % 4]. `sums` says what is
+    kept for every 32 activations: "offset": (sum of the multiplied + 8 sum, sum), "pair": (sum of the multiplied,
+    sum), "halves": 288 sum of each 16.
     """
 
     values: int

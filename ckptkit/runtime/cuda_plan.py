@@ -1,6 +1,7 @@
 """What is compiled into each kernel, and how a matrix-vector product is cut up for the card that it runs on.
 
-A plan is a frozen value: kernels are compiled from it, cached on disk under it and launched by it. No CUDA is needed here.
+A plan is a frozen value: kernels are compiled from it, cached on disk under it and launched by it. No CUDA is needed
+here.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ class Matvec:
 
 @dataclass(frozen=True)
 class Cut:
-    """How a product is spread: `per` blocks of `threads` on each multiprocessor, tasks of `lanes` threads (see Matvec)."""
+    """How a product is spread: `per` blocks of `threads` on each multiprocessor, tasks of `lanes` threads (see
+    Matvec)."""
 
     threads: int
     per: int
@@ -66,11 +68,13 @@ class Cut:
 
 @lru_cache(None)
 def cut(type: QType, n_in: int, units: int, rows: int, processors: int) -> Cut:
-    """The cut for `units` outputs of `rows` matrix rows each, by rules that fit the timings in benchmarks/results/gpu_tune.txt.
+    """The cut for `units` outputs of `rows` matrix rows each, by rules that fit the timings in
+    benchmarks/results/gpu_tune.txt.
 
-    Two blocks of 256 threads a multiprocessor, but one where four loads a thread are all there is, and one of 512 where the
-    activations fill too much shared memory to stage them twice. Within that, the fewest loads of the slowest group: a task costs
-    its loads, those of lanes past the row's end included, and 1.5 more to be summed up; long batches of loads hide latency.
+    Two blocks of 256 threads a multiprocessor, but one where four loads a thread are all there is, and one of 512
+    where the activations fill too much shared memory to stage them twice. Within that, the fewest loads of the
+    slowest group: a task costs its loads, those of lanes past the row's end included, and 1.5 more to be summed up;
+    long batches of loads hide latency.
     """
     vectors = LAYOUTS[type].vectors(n_in)
     if n_in > 8192:

@@ -1,9 +1,9 @@
 """Products of many tokens: activations normalised and rounded once, weights decoded where they are blocks, then cuBLAS.
 
-`exact`: activations keep their float32 bits. bf16 weights meet them as three bf16 pieces that add up to the value, so the tensor
-cores are used all the same; f16 and block types are decoded to two bf16 pieces, which hold f16 and Q4_0 exactly and the others to
-2^-17; float32 weights are multiplied in float32. `fast`: activations are rounded once, to bf16 beside bf16 weights
-and f16 beside f16 and block types; float32 weights are multiplied as tf32.
+`exact`: activations keep their float32 bits. bf16 weights meet them as three bf16 pieces that add up to the value, so
+the tensor cores are used all the same; f16 and block types are decoded to two bf16 pieces, which hold f16 and Q4_0
+exactly and the others to 2^-17; float32 weights are multiplied in float32. `fast`: activations are rounded once, to
+bf16 beside bf16 weights and f16 beside f16 and block types; float32 weights are multiplied as tf32.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ def multiply(
     plain = part.type == kind
     parted = rounding(part.type, work.fast)[2]
     pitch = LAYOUTS[part.type].pitch(0, n_in) // size if plain else n_in
-    step = part.n_rows if plain else min(max(DECODED // (n_in * size), 1), part.n_rows)
+    # whole 256s of rows, since results that are not aligned would cost the tensor cores
+    step = part.n_rows if plain else min(max(DECODED // (n_in * size) // 256, 1) * 256, part.n_rows)
     # pairs of pieces that matter, the smallest products first
     pairs = sorted(((i, j) for i in range(pieces) for j in range(parted) if i + j <= 2), key=sum, reverse=True)
     for lo in range(0, part.n_rows, step):

@@ -1,8 +1,9 @@
-"""Instructions that Numba has no name for, as intrinsics of one PTX statement each (PTX ISA 8.x, section "Instruction Set").
+"""Instructions that Numba has no name for, as intrinsics of one PTX statement each (PTX ISA 8.x, section "Instruction
+Set").
 
 Global memory is addressed by raw 64-bit integers: a captured launch then costs 8 bytes a buffer and no array header.
-Weights are read past L1 (each byte is used once); activations are read from L2, since another kernel has just written them.
-Imported only where kernels are compiled: nothing here runs in the process that launches them.
+Weights are read past L1 (each byte is used once); activations are read from L2, since another kernel has just written
+them. Imported only where kernels are compiled: nothing here runs in the process that launches them.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ LETTER = {i32: "r", u16: "h", u32: "r", u64: "l", f32: "f"}  # constraint letter
 def ptx(text: str, result: Any, *args: Any, ordered: bool = False) -> Callable[..., Any]:
     """An intrinsic that is one PTX statement. `result`: a type, None, or (type, n) for n registers.
 
-    Operands are $0, $1... with the results first. `ordered` keeps the statement in program order and makes it a barrier for
-    memory accesses of the compiler.
+    Operands are $0, $1... with the results first. `ordered` keeps the statement in program order and makes it a
+    barrier for memory accesses of the compiler.
     """
     kind, count = result if isinstance(result, tuple) else (result, 1)
     outs = [f"={LETTER[kind]}"] * count if kind is not None else []
@@ -110,7 +111,7 @@ wait_for_previous = ptx(
 start_next = ptx("griddepcontrol.launch_dependents;", None, ordered=True)
 
 
-@intrinsic
+@intrinsic  # type: ignore[untyped-decorator,unused-ignore]
 def shared_address(_context: Any, array: Any) -> Any:
     """32-bit address, in the shared window, of element 0 of a shared array."""
 
@@ -123,10 +124,9 @@ def shared_address(_context: Any, array: Any) -> Any:
 
     return u32(array), lower
 
+
 # tensor cores (sm_75 and later): 16 x 8 results, 16 x 16 by 16 x 8 operands in f16
-load_matrices = ptx(
-    "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {$0,$1,$2,$3}, [$4];", (u32, 4), u32, ordered=True
-)
+load_matrices = ptx("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {$0,$1,$2,$3}, [$4];", (u32, 4), u32, ordered=True)
 load_matrices_transposed = ptx(
     "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {$0,$1,$2,$3}, [$4];", (u32, 4), u32, ordered=True
 )

@@ -1,10 +1,12 @@
 """The GPU's kernel module: the functions that `model.forward` calls, as launches on one stream.
 
-Every function takes its memory by address and reads token ids, positions and rows from the batch's buffers on the card, so a
-step that was captured once serves every position. Kernels are compiled for the sizes at hand when they are first needed, in
-parallel, and kept on disk (cuda_compile.py).
+Every function takes its memory by address and reads token ids, positions and rows from the batch's buffers on the
+card, so a step that was captured once serves every position. Kernels are compiled for the sizes at hand when they are
+first needed, in parallel, and kept on disk (cuda_compile.py).
 """
 
+# mypy: ignore-errors
+# ruff: noqa: ARG001  functions of a family take the same arguments
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -43,6 +45,7 @@ class Workspace:
     reach: int
     dependent: bool
     early: bool = True
+    grouped: bool | None = None  # whether heads that share keys are worked on together; None: by the context
     message: Callable[[str], None] | None = None
     plans: list[Any] | None = None  # while plans are collected instead of launched
     kept: dict[str, Buffer] = field(default_factory=dict)
@@ -209,12 +212,15 @@ def attention(out, qkv, rope_table, pairing, k_cache_i, v_cache_i, batch):
         launch(work, flash, (n_head, -(-n // 64), 1), args, flash.shared_bytes)
         return
     reach = min(work.reach, max(context, 1))
-    group = n_head // n_kv
-    span = max(SPAN, -(-reach // SPLITS))
+    group, processors = n_head // n_kv, gpu.card().processors
+    # one head a block while the card is not filled, and where f16 halves what heads that share keys read twice
+    grouped = reach > 2 * SPAN and not (half_k or half_v) if work.grouped is None else work.grouped
+    together = max(h for h in range(1, min(group, 8) + 1) if group % h == 0) if grouped else 1
+    splits = SPLITS if together > 1 else max(processors // n_head, 1)
+    span = max(SPAN, -(-reach // splits // 32) * 32)
     splits = -(-reach // span)
-    # one head a block while the card is not filled; heads that share keys together once reading them is what costs
-    together = 1 if reach <= 2 * SPAN else max(h for h in range(1, min(group, 8) + 1) if group % h == 0)
-    plan = Attention(together, *kind, store=n == 1, threads=512 if together == 1 or not (half_k or half_v) else 256, dependent=work.dependent)
+    threads = 512 if together == 1 or not (half_k or half_v) else 256
+    plan = Attention(together, *kind, store=n == 1, threads=threads, dependent=work.dependent)
     blocks = n_head // together
     partial, counters = _attention_scratch(work, n, n_head, splits, width)
     args = [
@@ -250,7 +256,8 @@ def argmax(out, logits, batch):
 
 
 def advance(batch, log):
-    """The largest logit's token becomes the batch's token, one position on, and is written to `log` at that position."""
+    """The largest logit's token becomes the batch's token, one position on, and is written to `log` at that
+    position."""
     work = batch.work
     args = [batch.tokens, batch.logits, *_pick_scratch(work, 1), batch.tokens, batch.pos, log, batch.logits.shape[1]]
     launch(work, Pick(True, dependent=work.dependent), (1, PICK_BLOCKS, 1), args)

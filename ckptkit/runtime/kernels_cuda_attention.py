@@ -1,10 +1,13 @@
-"""Attention of single tokens over a KV cache: rotary positions, the store of the new key and value, and the product, fused.
+"""Attention of single tokens over a KV cache: rotary positions, the store of the new key and value, and the product,
+fused.
 
-The cache of one layer is (sequence, kv head, position, width), width = head_dim rounded up to 16 with zeros; f32 or f16.
-A block owns `heads` query heads of one kv head and one split of `span` positions. With several splits, each leaves its maximum,
-its sum and its weighted values; the last one to finish joins them in order, so the result does not depend on who is last.
+The cache of one layer is (sequence, kv head, position, width), width = head_dim rounded up to 16 with zeros; f32 or
+f16. A block owns `heads` query heads of one kv head and one split of `span` positions. With several splits, each
+leaves its maximum, its sum and its weighted values; the last one to finish joins them in order, so the result does
+not depend on who is last.
 """
 
+# mypy: ignore-errors
 from __future__ import annotations
 
 from numba import cuda
@@ -104,7 +107,8 @@ def kernel(p: Attention):
         some = cuda.local.array(16, f32)
         tid = i32(cuda.threadIdx.x)
         hb, split, token = i32(cuda.blockIdx.x), i32(cuda.blockIdx.y), i32(cuda.blockIdx.z)
-        # what older launches wrote may be read ahead of the one before this: the position, and all keys and values but the own
+        # what older launches wrote may be read ahead of the one before this: the position, and all keys and values
+        # but the own
         position = load_i32(positions + u64(token) * u64(4))
         sequence = load_i32(sequences + u64(token) * u64(4))
         lo = split * span
@@ -136,7 +140,8 @@ def kernel(p: Attention):
                     vreg[u * WORDS_V + j * 4 + e] = r[e]
         if STORE and DEPENDENT:
             wait_for_previous()
-            start_next()  # few blocks are at work here: the next product's weights can be on their way on the idle processors
+            # few blocks are at work here: the next product's weights can be on their way on the idle processors
+            start_next()
         for i in range(tid, N_QUERY + (2 * WIDTH if STORE else 0), THREADS):
             h, d = i32(i) // i32(WIDTH), i32(i) % i32(WIDTH)
             if h < i32(HEADS):

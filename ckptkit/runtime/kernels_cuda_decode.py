@@ -1,5 +1,7 @@
 """Rows of a matrix decoded to f32, f16 or bf16, for a matrix product on the tensor cores; eight weights a thread."""
 
+# mypy: ignore-errors
+# ruff: noqa: ARG001  functions of a family take the same arguments
 from __future__ import annotations
 
 from numba import cuda
@@ -134,7 +136,12 @@ def kernel(p: Decode):
                 else:
                     for piece in range(PIECES):
                         at = (to if piece == 0 else left) + u64(g) * u64(16)
-                        a, b, c, d = two_bf16(v[0], v[1]), two_bf16(v[2], v[3]), two_bf16(v[4], v[5]), two_bf16(v[6], v[7])
+                        a, b, c, d = (
+                            two_bf16(v[0], v[1]),
+                            two_bf16(v[2], v[3]),
+                            two_bf16(v[4], v[5]),
+                            two_bf16(v[6], v[7]),
+                        )
                         store_u32x4(at, a, b, c, d)
                         for e in range(8):
                             v[e] = rest_of(v[e])

@@ -1,10 +1,13 @@
 """One 16-byte vector of weights times float32 activations in shared memory, for every type (layouts: cuda_layout.py).
 
-For each type: how many registers a vector takes with its scales, how to load them, how to multiply them. Integers become floats
-without conversion instructions: bits put into the mantissa of 1.0 give 1 + u / 2^k; the activations were multiplied by 2^k when
-they were staged, and the sum of the staged activations, kept beside them, takes the 1 away again.
+For each type: how many registers a vector takes with its scales, how to load them, how to multiply them. Integers
+become floats without conversion instructions: bits put into the mantissa of 1.0 give 1 + u / 2^k; the activations
+were multiplied by 2^k when they were staged, and the sum of the staged activations, kept beside them, takes the 1
+away again.
 """
 
+# mypy: ignore-errors
+# ruff: noqa: ARG001  functions of a family take the same arguments
 from __future__ import annotations
 
 from numba import cuda

@@ -1,5 +1,7 @@
-"""Embedding: x = row tokens[i] of the token embedding + row pos[i] of the position embedding; only the rows asked for are decoded."""
+"""Embedding: x = row tokens[i] of the token embedding + row pos[i] of the position embedding; only the rows asked for
+are decoded."""
 
+# mypy: ignore-errors
 from __future__ import annotations
 
 from numba import cuda

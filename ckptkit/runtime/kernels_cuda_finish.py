@@ -1,5 +1,6 @@
 """What follows a matrix product of many tokens: the bias, and the activation into the next product's rows."""
 
+# mypy: ignore-errors
 from __future__ import annotations
 
 from numba import cuda
@@ -12,7 +13,8 @@ ARGUMENTS = (u64,) * 3 + (i32, i32)
 
 
 def kernel(p: Finish):
-    """The kernel function of a Finish plan; grid (tokens, parts of a row). Rows of x are `n_rows` long, those of out `units`."""
+    """The kernel function of a Finish plan; grid (tokens, parts of a row). Rows of x are `n_rows` long, those of out
+    `units`."""
     THREADS, ACT, GATED = p.threads, p.act, p.act == "silu_gate"
 
     def finish(out, x, bias, n_rows, units):

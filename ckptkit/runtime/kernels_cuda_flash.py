@@ -1,10 +1,13 @@
-"""Attention of many tokens: tiles of 64 queries against tiles of 64 keys with an online softmax; memory does not grow with the context.
+"""Attention of many tokens: tiles of 64 queries against tiles of 64 keys with an online softmax; memory does not grow
+with the context.
 
-A block owns one query head and 64 tokens of the batch; 16 x 16 threads hold 4 x 4 scores and 4 x width/16 results each. Products
-are float32. A tile may hold tokens of several sequences: it goes over the keys of each, with the other tokens masked.
-Keys and values are those in the cache (kernels_cuda_store.py has put the batch's own there; layout: kernels_cuda_attention.py).
+A block owns one query head and 64 tokens of the batch; 16 x 16 threads hold 4 x 4 scores and 4 x width/16 results
+each. Products are float32. A tile may hold tokens of several sequences: it goes over the keys of each, with the other
+tokens masked. Keys and values are those in the cache (kernels_cuda_store.py has put the batch's own there; layout:
+kernels_cuda_attention.py).
 """
 
+# mypy: ignore-errors
 from __future__ import annotations
 
 from numba import cuda
@@ -46,7 +49,8 @@ def kernel(p: Flash):
 
     @device
     def stage(rows, first, n, to, is_half, transposed, tid):
-        """Up to 64 rows of a cache as float32 in shared memory: (width, 68) transposed, or (64, width). Rows past n are zero."""
+        """Up to 64 rows of a cache as float32 in shared memory: (width, 68) transposed, or (64, width). Rows past n
+        are zero."""
         per = 8 if is_half else 4
         vectors = WIDTH // per
         for i in range(tid, TILE * vectors, 256):

@@ -1,10 +1,12 @@
-"""Attention of many tokens on the tensor cores: as kernels_cuda_flash.py, with queries, keys, values and weights rounded to f16.
+"""Attention of many tokens on the tensor cores: as kernels_cuda_flash.py, with queries, keys, values and weights
+rounded to f16.
 
 A block owns one query head and 64 tokens, a warp 16 of them. Scores and results stay in registers, in the layout that
-mma.m16n8k16 leaves: lane l holds rows l / 4 and l / 4 + 8, columns 2 (l % 4) and the next; so the weights of one product are the
-operand of the next without touching memory. Sums are float32.
+mma.m16n8k16 leaves: lane l holds rows l / 4 and l / 4 + 8, columns 2 (l % 4) and the next; so the weights of one
+product are the operand of the next without touching memory. Sums are float32.
 """
 
+# mypy: ignore-errors
 from __future__ import annotations
 
 from numba import cuda
@@ -98,12 +100,16 @@ def kernel(p: Flash16):
             put_shared_u32(base + u32(row * i32(ROW) + d * i32(2)), pack_f16(x, y))
         cuda.syncthreads()
         eighth, inner = lane // i32(8), lane % i32(8)
-        at_q = base + u32((warp * i32(16) + (eighth % i32(2)) * i32(8) + inner) * i32(ROW) + (eighth // i32(2)) * i32(16))
+        at_q = base + u32(
+            (warp * i32(16) + (eighth % i32(2)) * i32(8) + inner) * i32(ROW) + (eighth // i32(2)) * i32(16)
+        )
         for k in range(DEPTH):
             r = load_matrices(at_q + u32(k * 32))
             q[k * 4], q[k * 4 + 1], q[k * 4 + 2], q[k * 4 + 3] = r[0], r[1], r[2], r[3]
         at_k = base + u32(KEYS_AT) + u32(((eighth // i32(2)) * i32(8) + inner) * i32(ROW) + (eighth % i32(2)) * i32(16))
-        at_v = base + u32(VALUES_AT) + u32(((eighth % i32(2)) * i32(8) + inner) * i32(ROW) + (eighth // i32(2)) * i32(16))
+        at_v = (
+            base + u32(VALUES_AT) + u32(((eighth % i32(2)) * i32(8) + inner) * i32(ROW) + (eighth // i32(2)) * i32(16))
+        )
         for i in range(N_ACC):
             acc[i] = f32(0)
         for h in range(2):
@@ -183,7 +189,9 @@ def kernel(p: Flash16):
                     for e in range(2):
                         d = i32(g * 8 + e) + (lane % i32(4)) * i32(2)
                         if d < i32(HEAD_DIM):
-                            at = out + (u64(begin + row) * u64(N_HEAD * HEAD_DIM) + u64(head * i32(HEAD_DIM) + d)) * u64(4)
+                            at = out + (
+                                u64(begin + row) * u64(N_HEAD * HEAD_DIM) + u64(head * i32(HEAD_DIM) + d)
+                            ) * u64(4)
                             store_f32(at, acc[g * 4 + h * 2 + e] / total[h])
 
     return flash

@@ -1,11 +1,12 @@
 """Matrix times vector, the kernel that a decode step consists of: weights streamed once, everything around them fused.
 
-y = W norm(x) + bias, x += W h + bias, or h = act(W norm(x) + bias): the same loop with another beginning and another end. A
-block owns a contiguous range of output units; a task is one segment of one row, worked on by `lanes` threads. Every thread
-has the next `unroll` 16-byte loads under way while it multiplies the present ones; the first are issued before the activations
-are staged in shared memory, and with dependent launch before the kernel ahead has finished.
+y = W norm(x) + bias, x += W h + bias, or h = act(W norm(x) + bias): the same loop with another beginning and another
+end. A block owns a contiguous range of output units; a task is one segment of one row, worked on by `lanes` threads.
+Every thread has the next `unroll` 16-byte loads under way while it multiplies the present ones; the first are issued
+before the activations are staged in shared memory, and with dependent launch before the kernel ahead has finished.
 """
 
+# mypy: ignore-errors
 from __future__ import annotations
 
 from math import exp, sqrt
@@ -37,6 +38,7 @@ ARGUMENTS = (u64,) * 10 + (i32, i32, f32)
 
 @device
 def warp_sum(a):
+    """The sum over the warp, in every lane."""
     a += cuda.shfl_xor_sync(0xFFFFFFFF, a, 16)
     a += cuda.shfl_xor_sync(0xFFFFFFFF, a, 8)
     a += cuda.shfl_xor_sync(0xFFFFFFFF, a, 4)
@@ -53,6 +55,7 @@ def activate_gelu(v):
 
 @device
 def activate_silu(v):
+    """v sigmoid(v)."""
     return v / (f32(1) + exp(-v))
 
 

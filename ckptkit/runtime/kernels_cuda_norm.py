@@ -1,5 +1,6 @@
 """Rows normalised, converted, or joined with their neighbours: what stands between the matrix products of a prompt."""
 
+# mypy: ignore-errors
 from __future__ import annotations
 
 from math import sqrt

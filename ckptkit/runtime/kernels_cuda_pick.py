@@ -1,9 +1,12 @@
-"""Index of the largest of many logits, the lowest one of equals; and the step of a sequence that feeds its own token back.
+"""Index of the largest of many logits, the lowest one of equals; and the step of a sequence that feeds its own token
+back.
 
-Blocks leave their best; the last to finish compares them. With `advance` it also writes the token where the next step reads it,
-moves the position on, and appends the token to a log in page-locked host memory, where the host reads it without stopping the card.
+Blocks leave their best; the last to finish compares them. With `advance` it also writes the token where the next step
+reads it, moves the position on, and appends the token to a log in page-locked host memory, where the host reads it
+without stopping the card.
 """
 
+# mypy: ignore-errors
 from __future__ import annotations
 
 from numba import cuda

@@ -1,5 +1,8 @@
-"""Blocks as they lie in a file to the planes that the card reads (layouts: cuda_layout.py; blocks: ggml-common.h of llama.cpp)."""
+"""Blocks as they lie in a file to the planes that the card reads (layouts: cuda_layout.py; blocks: ggml-common.h of
+llama.cpp)."""
 
+# mypy: ignore-errors
+# ruff: noqa: ARG001  functions of a family take the same arguments
 from __future__ import annotations
 
 from numba import cuda
@@ -84,7 +87,8 @@ def splitter(type: QType):
 
 
 def kernel(p: Split):
-    """The kernel function of a Split plan: `n` blocks at `raw`; plane addresses are those of the first block's place."""
+    """The kernel function of a Split plan: `n` blocks at `raw`; plane addresses are those of the first block's
+    place."""
     THREADS, BYTES = p.threads, BLOCKS[p.type].nbytes
     WORDS = {QType.Q8_0: 8, QType.Q4_0: 4, QType.Q4_1: 4, QType.Q4_K: 32, QType.Q6_K: 32}[p.type]
     split = splitter(p.type)

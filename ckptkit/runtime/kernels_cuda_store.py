@@ -1,5 +1,7 @@
-"""Keys and values of many tokens rotated and stored in the cache, before attention reads them (layout: kernels_cuda_attention.py)."""
+"""Keys and values of many tokens rotated and stored in the cache, before attention reads them (layout:
+kernels_cuda_attention.py)."""
 
+# mypy: ignore-errors
 from __future__ import annotations
 
 from numba import cuda

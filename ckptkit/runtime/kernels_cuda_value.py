@@ -1,5 +1,8 @@
-"""A single weight of any type as float32, and rounding to 16 bits: for embedding rows, and for matrices decoded before a product."""
+"""A single weight of any type as float32, and rounding to 16 bits: for embedding rows, and for matrices decoded
+before a product."""
 
+# mypy: ignore-errors
+# ruff: noqa: ARG001  functions of a family take the same arguments
 from __future__ import annotations
 
 from numba import cuda
@@ -94,7 +97,8 @@ def round_bf16(x):
 
 @device
 def round_f16(x):
-    """float32 to f16; what is too large becomes the largest finite value, so that one outlier does not spread as infinity."""
+    """float32 to f16; what is too large becomes the largest finite value, so that one outlier does not spread as
+    infinity."""
     return f32_f16(min(max(x, f32(-65504)), f32(65504)))
 
 
