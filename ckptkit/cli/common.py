@@ -87,9 +87,8 @@ def loaded(
     with opened(path, given) as ck:
         run = {name: given.pop(name) for name in RUNNING}
         context = context(ck.config) if callable(context) else context
-        device = "cpu" if run["device"] == "auto" else run["device"]
         kinds = {"type_k": run["cache_type_k"], "type_v": run["cache_type_v"]}
-        model = load(ck, device, given.pop("precision"), run["threads"], context, message=say, **kinds)
+        model = load(ck, run["device"], given.pop("precision"), run["threads"], context, message=say, **kinds)
         with model:
             yield model
 

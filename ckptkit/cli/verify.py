@@ -75,7 +75,7 @@ def _pair(a: Path, b: Path | None, format: str, options: Any, given: dict[str, A
         second = stack.enter_context(open_second(b, options))
         ids = _ids(first, given)
         begin = stack.enter_context(progress("comparing"))
-        report = run(first, second, Options(given["logits"], ids, _device(given["device"]), given["threads"]), begin)
+        report = run(first, second, Options(given["logits"], ids, given["device"], given["threads"]), begin)
     return report, pair_lines(report)
 
 
@@ -113,16 +113,12 @@ def _ids(ck: Any, given: dict[str, Any]) -> list[int] | None:
     return list(ck.tokenizer.encode_prompt(text, warn=lambda m: say(f"note: {m}")))
 
 
-def _device(name: str) -> str:
-    return "cpu" if name == "auto" else name
-
-
 def _state(a: Path, state: Path, format: str, options: Any, given: dict[str, Any]) -> tuple[Any, list[str]]:
     from .. import formats
     from ..verify import verify_state
 
     with formats.open(a, format, options) as ck:
-        report = verify_state(ck, state, _device(given["device"]), given["threads"])
+        report = verify_state(ck, state, given["device"], given["threads"])
     return report, state_lines(report)
 
 
