@@ -21,7 +21,8 @@ def machine() -> list[str]:
     packages = ("numba-cuda", "numba", "cuda-bindings", "nvidia-nvvm", "nvidia-cublas")
     versions = ", ".join(f"{p} {cuda_compile.version(p)}" for p in packages if cuda_compile.version(p))
     return [
-        f"{card.name}, {card.processors} SMs, {total / 1e9:.0f} GB ({free / 1e9:.0f} free), driver for CUDA {card.driver}",
+        f"{card.name}, {card.processors} SMs, {total / 1e9:.0f} GB ({free / 1e9:.0f} free), "
+        f"driver for CUDA {card.driver}",
         f"Python {platform.python_version()}, numpy {np.__version__}, {versions}",
     ]
 

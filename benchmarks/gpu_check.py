@@ -219,7 +219,8 @@ def attention(
     stored = gpu.download(dk)[1][:, pos, :d].astype(np.float64)
     kept = compare("", stored, all_k[:, pos], 0).error  # a key may round to the neighbouring half
     limit = 2e-6 if np.float16 not in types else 1e-3
-    what = f"attention {n_head}/{n_kv}x{d} past={past} n={n} {pairing or '-'} {np.dtype(types[0]).name}/{np.dtype(types[1]).name}"
+    kinds = "/".join(np.dtype(t).name for t in types)
+    what = f"attention {n_head}/{n_kv}x{d} past={past} n={n} {pairing or '-'} {kinds}"
     worst = compare(what, got, want.reshape(n, -1), limit)
     return worst if kept <= 1e-3 else Finding(what + " stored keys", kept, 1e-3)
 
@@ -300,7 +301,8 @@ def run(say: Callable[[str], Any], only: str = "") -> bool:
         failed = [f for f in findings if not f.ok]
         worst = max(findings, key=lambda f: f.error / max(f.limit, 1e-30))
         say(
-            f"{name}: {len(findings)} cases, {len(failed)} failed, {len(set(plans))} kernels; worst {worst.what}: {worst.error:.1e}"
+            f"{name}: {len(findings)} cases, {len(failed)} failed, {len(set(plans))} kernels; "
+            f"worst {worst.what}: {worst.error:.1e}"
         )
         for f in failed[:12]:
             say(f"  FAILED {f.what}: {f.error:.2e} > {f.limit:.0e}")

@@ -107,7 +107,8 @@ def deep(say: Callable[[str], Any], depth: int = 8192) -> None:
             model.work.grouped = grouped
             device, host, _ = steps(model, depth, n, depth + 2 * n)
             say(
-                f"{shape} BF16 after {depth:,} positions, {type_kv} cache, heads grouped {grouped}: {1 / host:,.1f} tok/s with tokens read, {1 / device:,.1f} bare, "
+                f"{shape} BF16 after {depth:,} positions, {type_kv} cache, heads grouped {grouped}: "
+                f"{1 / host:,.1f} tok/s with tokens read, {1 / device:,.1f} bare, "
                 f"{roof / device:.3f} of roofline with {cached / 1e6:,.0f} MB of cache (goal 0.75)"
             )
         del model
@@ -140,7 +141,8 @@ def prompts(say: Callable[[str], Any], wanted: Any = PROMPTS) -> None:
                 times.append(time.perf_counter() - begin)
             rates.append(n / sorted(times[2:])[2])
         say(
-            f"{shape} {type.name}: prompt of {n:,}: {rates[0]:,.0f} tok/s fast (goal {goal:,}), {rates[1]:,.0f} exact ({rates[1] / rates[0]:.2f})"
+            f"{shape} {type.name}: prompt of {n:,}: {rates[0]:,.0f} tok/s fast (goal {goal:,}), "
+            f"{rates[1]:,.0f} exact ({rates[1] / rates[0]:.2f})"
         )
         del model
 
@@ -163,7 +165,8 @@ def run(say: Callable[[str], Any], settings: list[Setting], goals: Any = GOALS, 
                 continue
             took = time.perf_counter() - begin
             say(
-                f"{shape} {type.name}: {1 / host:,.0f} tok/s with tokens read, {1 / device:,.0f} bare ({roof / device:.3f} of roofline), "
+                f"{shape} {type.name}: {1 / host:,.0f} tok/s with tokens read, {1 / device:,.0f} bare "
+                f"({roof / device:.3f} of roofline), "
                 f"goal {goal:,.0f}; {setting} load {loaded:.1f} s, took {took:.1f} s, tokens {tokens[:3]}"
             )
         model.close()

@@ -118,7 +118,8 @@ def run(say: Callable[[str], Any], precision: str = "exact") -> bool:
     failed = [f for f in found if not f.ok]
     worst = max(found, key=lambda f: f.error / max(f.limit, 1e-30))
     say(
-        f"forward {precision}: {len(found)} cases, {len(failed)} failed; worst {worst.what}: {worst.error:.1e} of {worst.limit:.1e}"
+        f"forward {precision}: {len(found)} cases, {len(failed)} failed; "
+        f"worst {worst.what}: {worst.error:.1e} of {worst.limit:.1e}"
     )
     for f in failed[:20]:
         say(f"  FAILED {f.what}: {f.error:.2e} > {f.limit:.1e}")

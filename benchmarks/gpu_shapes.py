@@ -82,7 +82,7 @@ def random_model(config: Config, type: QType, seed: int = 0, pool_values: int = 
                 return np.resize(pool, n).reshape(hi - lo, width)
             return pool[at : at + n].reshape(hi - lo, width)
 
-        return Tensor(shape, kind, rows if not name.endswith("norm.weight") else ones(shape))
+        return Tensor(shape, kind, rows if not name.endswith("norm.weight") else ones())
 
     tied = ("output.weight",) if config.tied_output else ()
     names = ARCHS[config.arch].names(config)
@@ -90,7 +90,7 @@ def random_model(config: Config, type: QType, seed: int = 0, pool_values: int = 
     return Checkpoint(config, tensors, None, Source((Path(f"random {type.name}"),), "random"))
 
 
-def ones(shape: tuple[int, ...]) -> Callable[[int, int], Bytes]:
+def ones() -> Callable[[int, int], Bytes]:
     """Rows of a vector of ones."""
     return lambda lo, hi: np.ones(hi - lo, np.float32).view(np.uint8).reshape(hi - lo, 4)
 

@@ -89,7 +89,8 @@ def compile_apart(work: Sequence[tuple[Any, str]], capability: Capability, jobs:
         for k in range(jobs):
             share = base64.b64encode(pickle.dumps((list(work[k::jobs]), capability)))
             process = subprocess.Popen(
-                [sys.executable, "-m", __name__], stdin=subprocess.PIPE, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,
+                [sys.executable, "-m", __name__],
+                stdin=subprocess.PIPE, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
             )  # fmt: skip
             assert process.stdin is not None

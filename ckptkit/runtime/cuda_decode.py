@@ -11,7 +11,6 @@ import numpy as np
 from . import cuda_driver as gpu
 from . import kernels_cuda
 
-
 k: Any = kernels_cuda
 
 

@@ -186,8 +186,9 @@ def empty(shape: int | tuple[int, ...], dtype: Any) -> Buffer:
     if int(error) == OUT_OF_MEMORY:
         free, total = free_bytes()
         raise UnsupportedError(
-            "the GPU has too little memory", expected=f"{buffer.nbytes:,} bytes", got=f"{free:,} of {total:,} bytes free",
-            hint="a shorter context, --kv-type f16, or a smaller weight type needs less",
+            "the GPU has too little memory", expected=f"{buffer.nbytes:,} bytes",
+            got=f"{free:,} of {total:,} bytes free",
+            hint="a shorter context, -ctk f16 -ctv f16, or a smaller weight type needs less",
         )  # fmt: skip
     check((error,), "allocating memory")
     return Buffer(int(address), shape, buffer.dtype, Memory(c.api, int(address)))
@@ -279,7 +280,8 @@ def load(plans: Sequence[Any], on_compile: Callable[[int, int], None] | None = N
         if int(error) == UNSUPPORTED_PTX:
             raise UnsupportedError(
                 "the NVIDIA driver is too old for the installed CUDA toolkit", expected=f"CUDA {c.driver} wheels",
-                got=f"nvidia-nvvm {cuda_compile.version('nvidia-nvvm')}", hint="pip install 'cuda-toolkit==13.0.*' or a newer driver",
+                got=f"nvidia-nvvm {cuda_compile.version('nvidia-nvvm')}",
+                hint="pip install 'cuda-toolkit==13.0.*' or a newer driver",
             )  # fmt: skip
         check((error,), f"loading a kernel ({type(plan).__name__})")
         function = check(c.api.cuModuleGetFunction(module, cuda_compile.entry(text).encode()), "loading a kernel")

@@ -67,8 +67,8 @@ def rounding(type: QType, fast: bool) -> tuple[QType, int, int]:
 
 
 def multiply(
-    launch: Any, work: Any, to: Buffer, n: int, first: int, stride: int, x: Buffer, part: Part, kind: QType, pieces: int,
-    add: bool,
+    launch: Any, work: Any, to: Buffer, n: int, first: int, stride: int, x: Buffer, part: Part,
+    kind: QType, pieces: int, add: bool,
 ) -> None:  # fmt: skip
     """Columns first.. of `to` (n, stride) = or += x times the rows of a part."""
     n_in, size = part.n_in, 4 if kind == QType.F32 else 2
@@ -96,6 +96,6 @@ def multiply(
             continue
         for number, (i, j) in enumerate(pairs):
             cuda_blas.product(
-                to.address + (first + lo) * 4, stride, x.address + i * n_in * size, n_in * pieces, rest if j else w, pitch,
-                (n, hi - lo, n_in), kind, add or number > 0, kind == QType.F32 and work.fast,
+                to.address + (first + lo) * 4, stride, x.address + i * n_in * size, n_in * pieces,
+                rest if j else w, pitch, (n, hi - lo, n_in), kind, add or number > 0, kind == QType.F32 and work.fast,
             )  # fmt: skip

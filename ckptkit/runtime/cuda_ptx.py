@@ -35,7 +35,7 @@ def ptx(text: str, result: Any, *args: Any, ordered: bool = False) -> Callable[.
         llvm = LLVM[kind] if count == 1 else ir.LiteralStructType([LLVM[kind]] * count)
     returns = types.void if kind is None else kind if count == 1 else types.UniTuple(kind, count)
 
-    def typing(_context: Any, given: tuple[Any, ...]) -> Any:
+    def typing(_context: Any, _given: tuple[Any, ...]) -> Any:
         def lower(context: Any, builder: Any, signature: Any, values: Any) -> Any:
             asm = ir.InlineAsm(ir.FunctionType(llvm, [LLVM[a] for a in args]), text, constraints, side_effect=ordered)
             out = builder.call(asm, values)
