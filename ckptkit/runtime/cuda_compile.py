@@ -133,7 +133,8 @@ def to_ptx(plan: Any, capability: Capability) -> str:
         module.kernel(plan), module.ARGUMENTS, device=False, abi="numba", cc=capability,
         launch_bounds=(plan.threads, getattr(plan, "blocks_per_sm", 1)),
     )  # fmt: skip
-    return str(text)
+    # the size of a prefetch is a hint that only sm_80 and later know
+    return str(text) if capability >= (8, 0) else str(text).replace(".L2::256B", "")
 
 
 def entry(text: str) -> str:
