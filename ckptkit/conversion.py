@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from . import formats
 from .arch import ARCHS, MTP, ROPE_FACTORS, arch_of, as_arch, check_model, leave_out, template, with_pairing
@@ -24,7 +25,12 @@ from .quant.types import PLAIN, QType, row_bytes
 from .tensor import Tensor
 
 Progress = Callable[[int], None]  # called with the number of bytes just written
-FLOATS = {QType.F32: np.dtype("<f4"), QType.F16: np.dtype("<f2"), QType.F64: np.dtype("<f8")}
+FLOATS: dict[QType, npt.DTypeLike] = {
+    QType.F32: "<f4",
+    QType.F16: "<f2",
+    QType.F64: "<f8",
+    QType.BF16: "<u2",
+}  # BF16 as its bits
 
 
 @dataclass(frozen=True)
@@ -343,14 +349,14 @@ def _value(rows: Bytes, k: int, type: QType) -> str:
 
 def _finite(t: Tensor, name: str) -> Tensor:
     """The same tensor, refused at the first NaN or infinity that streams through."""
-    if t.type not in (*FLOATS, QType.BF16):
+    if t.type not in FLOATS:
         return t
     inner = t.rows
 
     def rows(lo: int, hi: int) -> Bytes:
         data = inner(lo, hi)
         flat = data.reshape(-1)
-        values = flat.view("<u2") if t.type == QType.BF16 else flat.view(FLOATS[t.type])
+        values: npt.NDArray[Any] = flat.view(FLOATS[t.type])
         for start in range(0, len(values), 1 << 18):
             piece = values[start : start + (1 << 18)]
             bad = (piece & 0x7F80) == 0x7F80 if t.type == QType.BF16 else ~np.isfinite(piece)

@@ -116,7 +116,7 @@ def lines(report: Any) -> list[str]:
     if changed:
         worst = max(changed, key=lambda t: t.max_error)
         out.append(f"  largest change {worst.max_error:.3g} in {worst.name} (rms {worst.rms_error:.3g})")
-        lost = sum(t.stats.underflows for t in changed)
+        lost = sum(t.stats.underflows for t in changed if t.type in ("F16", "BF16"))
         if lost:
             out.append(f"  {lost:,} values too small for the type became 0")
     out += [f"  {number(line)}" for line in report.done]

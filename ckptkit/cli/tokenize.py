@@ -48,7 +48,9 @@ def tokenize(
                 click.get_binary_stream("stdout").write(data + b"\n")
             return
         given_text: str | bytes = file.read_bytes() if file is not None else text or ""
-        ids: list[int] = (tokenizer.encode_prompt if add_special else tokenizer.encode)(given_text, special)
+        ids: list[int] = (
+            tokenizer.encode_prompt(given_text, special) if add_special else tokenizer.encode(given_text, special)
+        )
         pieces = [tokenizer.token_bytes(i).decode("utf-8", "backslashreplace") for i in ids]
         if as_json:
             show_json({"ids": ids, "pieces": pieces, "notes": list(tokenizer.notes)})

@@ -138,11 +138,12 @@ def _arrange(
     )
     vocab_size = embedding.shape[0] if embedding else int(n_tokens)
     if arch not in LAYOUTS or not found:
-        plain = {
-            k: int(stored[k])
-            for k in ("context_length", "n_embd", "n_layer", "n_ff", "n_head", "n_kv_head", "head_dim")
-        }
-        return Config(arch, vocab_size=vocab_size, rope_theta=stored["rope_theta"] or 10000.0, **plain), found
+        sizes = ("context_length", "n_embd", "n_layer", "n_ff", "n_head", "n_kv_head", "head_dim")
+        facts: dict[str, Any] = {k: int(stored[k]) for k in sizes}
+        facts["head_dim"] = facts["head_dim"] or (facts["n_embd"] // facts["n_head"] if facts["n_head"] else 0)
+        eps = next((v for k in NORM_EPS.values() if (v := number(keys.get(f"{arch}.{k}")))), 0.0)
+        theta = stored["rope_theta"] or 10000.0
+        return Config(arch, vocab_size=vocab_size, norm_eps=eps, rope_theta=theta, **facts), found
     traits = ARCHS[arch]
     if stored["n_layer"] > len(found):
         raise FormatError(

@@ -122,13 +122,13 @@ def _same(a: Value, b: Value) -> bool:
 def _implied(key: str, value: Value, keys: Mapping[str, Value], c: Config) -> bool:
     """Whether a file without this key says the same already, so that a rewrite need not add it."""
     arch = c.arch
-    implied = {
+    implied: dict[str, bool] = {
         f"{arch}.vocab_size": "tokenizer.ggml.tokens" in keys,
         f"{arch}.attention.head_count_kv": c.n_kv_head == c.n_head,
         f"{arch}.attention.key_length": c.head_dim * c.n_head == c.n_embd,
         f"{arch}.attention.value_length": c.head_dim * c.n_head == c.n_embd,
         f"{arch}.rope.dimension_count": arch != "llama",
-        "general.file_type": value.value == 0,
+        "general.file_type": bool(value.value == 0),
     }
     return implied.get(key, False)
 

@@ -81,7 +81,7 @@ def detect(path: Path, head: bytes, _size: int) -> bool:
         _config(fields[:8]).check(path)
     except FormatError:
         return False
-    return fields[4] <= 1 << 16
+    return bool(fields[4] <= 1 << 16)
 
 
 def read(path: Path, options: ReadOptions) -> Checkpoint:
