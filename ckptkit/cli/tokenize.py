@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ def tokenize(
             if as_json:
                 show_json({"ids": decode, "text": data.decode("utf-8", "replace"), "bytes": data.hex()})
             else:
-                click.get_binary_stream("stdout").write(data + b"\n")
+                sys.stdout.buffer.write(data + b"\n")
             return
         given_text: str | bytes = file.read_bytes() if file is not None else text or ""
         ids: list[int] = (
