@@ -1,0 +1,104 @@
+"""Predict what llama.cpp, Ollama and Hugging Face refuse in a file, or silently get wrong; nothing is run.
+
+A file that no reader takes is walked as far as it goes: the reader's error is then one of the findings.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .. import formats
+from ..errors import CkptError, UnsupportedError
+from ..files import File
+from ..formats import gguf
+from ..formats.gguf_io import MAGIC, Header, Value, read_header, tensors
+from ..formats.gguf_keys import text
+from ..tensor import Tensor
+from . import container, keys, shapes, template, values, vocabulary
+from .finding import JUDGED_BY, SEVERITIES, Finding, Report
+from .mend import mend
+
+__all__ = ["JUDGED_BY", "Finding", "Report", "check"]
+
+
+def check(path: Path, deep: bool = False, fix: Path | None = None, force: bool = False) -> Report:
+    """Findings on a file or directory; `deep` reads all values, `fix` is where the mended file goes."""
+    if path.is_file():
+        with path.open("rb") as f:
+            if f.read(4) == MAGIC:
+                return _gguf(path, deep, fix, force)
+    if fix:
+        raise UnsupportedError("only GGUF files can be mended", path=path)
+    return _other(path, deep)
+
+
+def _report(path: Path, format: str, arch: str, found: list[Finding], notes: tuple[str, ...] = ()) -> Report:
+    unique = sorted(dict.fromkeys(found), key=lambda f: SEVERITIES.index(f.severity))
+    return Report(path, format, arch, tuple(unique), notes)
+
+
+def _gguf(path: Path, deep: bool, fix: Path | None, force: bool) -> Report:
+    found: list[Finding] = []
+    files: list[File] = []
+    try:
+        try:
+            headers, stored = _walk(path, files, found)
+        except CkptError as e:
+            if fix:
+                raise
+            return _report(path, "gguf", "", [container.unreadable(e)])
+        first: dict[str, Value] = headers[0].keys
+        arch = text(first, "general.architecture")
+        found += keys.check(first, stored)
+        found += shapes.check(first, stored)
+        found += vocabulary.check(first)
+        if chat := text(first, "tokenizer.chat_template"):
+            found += template.check(chat)
+        broken = any(f.rule == "unreadable" for f in found)
+        if not broken:
+            found += values.zero_rows(stored)
+            found += values.nonfinite(stored) if deep else ()
+        notes = () if arch in shapes.ROWS else (f"the keys and tensors of arch {arch or 'unknown'} were not looked at",)
+        report = _report(path, "gguf", arch, found, notes)
+        if fix:
+            if broken:
+                raise UnsupportedError("a file that cannot be read whole cannot be mended", path=path)
+            mend(first, stored, report.findings, path, fix, force)
+        return report
+    finally:
+        for file in files:
+            file.close()
+
+
+def _walk(path: Path, files: list[File], found: list[Finding]) -> tuple[list[Header], dict[str, Tensor]]:
+    """Headers and tensors of all shards; what lies wrongly becomes a finding and its shard has no tensors."""
+    headers: list[Header] = []
+    stored: dict[str, Tensor] = {}
+    for shard in gguf._shards(path, files):
+        header = read_header(shard)
+        headers.append(header)
+        found += container.check(header, shard)
+        try:
+            stored |= tensors(header, shard)
+        except CkptError as e:
+            found.append(container.unreadable(e))
+    return headers, stored
+
+
+def _other(path: Path, deep: bool) -> Report:
+    """Formats other than GGUF: does it open, is the vocabulary as long as the matrix, is the template only text."""
+    found: list[Finding] = []
+    try:
+        with formats.open(path) as ck:
+            if ck.tokenizer and ck.tokenizer.chat_template:
+                found += template.check(ck.tokenizer.chat_template, "chat template")
+            if ck.tokenizer and ck.tokenizer.vocab_size > ck.config.vocab_size:
+                what = f"{ck.tokenizer.vocab_size:,} tokens for {ck.config.vocab_size:,} rows"
+                found.append(Finding("error", "vocabulary-rows", "tokenizer", what,
+                                     "an id beyond the rows stops Hugging Face",
+                                     "pair it with its tokenizer"))  # fmt: skip
+            found += values.zero_rows(ck.tensors)
+            found += values.nonfinite(ck.tensors) if deep else ()
+            return _report(path, ck.source.format, ck.config.arch, found, tuple(ck.source.notes))
+    except CkptError as e:
+        return _report(path, "", "", [container.unreadable(e)])

@@ -1,0 +1,56 @@
+"""The mends that cannot change what a model computes: types of keys, sizes that tensors tell, merges, layout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from ..errors import UnsupportedError
+from ..files import check_output, replacing
+from ..formats import gguf_tokenizer
+from ..formats.gguf_io import ALIGNMENT, Kind, Value, header_bytes
+from ..formats.gguf_keys import text
+from ..quant.encode import encode
+from ..quant.types import QType
+from ..stream import write_tensors
+from ..tensor import Tensor
+from ..tokenizer import ByteBPE
+from .finding import Finding
+from .keys import SIZES, from_tensors, retyped, wanted
+
+
+def mended_keys(keys: Mapping[str, Value], tensors: Mapping[str, Tensor], path: Path) -> dict[str, Value]:
+    """The keys with every safe mend made."""
+    arch = text(keys, "general.architecture")
+    out = {k: v for k, v in keys.items() if k != "general.alignment" and not k.startswith("split.")}
+    for key, kind in wanted(arch).items():
+        if key in out and out[key].kind not in (kind, Kind.ARRAY):
+            out[key] = retyped(out[key], kind) or out[key]
+    for key, (kind, needed, _) in SIZES.items():
+        size = from_tensors(key, tensors)
+        if needed and f"{arch}.{key}" not in out and size is not None:
+            out[f"{arch}.{key}"] = Value(kind, size)
+    positions = tensors.get("position_embd.weight")
+    if positions is not None and f"{arch}.context_length" in out:
+        out[f"{arch}.context_length"] = Value(Kind.U32, positions.shape[0])
+    if text(out, "tokenizer.ggml.model") == "gpt2" and "tokenizer.ggml.merges" not in out:
+        tokenizer = gguf_tokenizer.read(out, path)
+        if isinstance(tokenizer, ByteBPE):
+            out["tokenizer.ggml.merges"] = Value(Kind.ARRAY, tokenizer.merge_texts(), Kind.STRING)
+    return out
+
+
+def mend(
+    keys: Mapping[str, Value], tensors: Mapping[str, Tensor], found: tuple[Finding, ...], source: Path, target: Path,
+    force: bool = False,
+) -> None:  # fmt: skip
+    """Write the mended file; refused where the file could not be read whole, or where nothing can be mended."""
+    if not any(f.fixable for f in found):
+        raise UnsupportedError("nothing here can be mended safely", path=source)
+    check_output(target, (source,), force)
+    half = (QType.F16, QType.BF16)
+    stored = {n: encode(t, QType.F32, n) if len(t.shape) == 1 and t.type in half else t for n, t in tensors.items()}
+    head = header_bytes(mended_keys(keys, tensors, source), stored)
+    with replacing(target) as out:
+        out.write(head)
+        write_tensors(out, stored.values(), ALIGNMENT)

@@ -1,0 +1,45 @@
+"""What only the values show: NaN, infinities, and rows of zeros at the end of a vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from ..quant.encode import decode_rows
+from ..tensor import Tensor
+from .finding import ERROR, WARNING, Finding
+
+STEP = 64  # rows of the embedding looked at in one go
+
+
+def nonfinite(tensors: Mapping[str, Tensor]) -> Iterator[Finding]:
+    """The first NaN or infinity of every tensor; reads everything."""
+    for name, t in tensors.items():
+        for lo, rows in t.chunks(1 << 20):
+            bad = ~np.isfinite(rows.view("<f8") if t.type.name == "F64" else decode_rows(rows, t.type))
+            if bad.any():
+                row = lo + int(bad.any(axis=1).argmax())
+                yield Finding(ERROR, "nonfinite", f"tensor {name}, row {row:,}", "a value is NaN or infinite",
+                              "every answer is NaN, or llama.cpp stops", "take an earlier checkpoint")  # fmt: skip
+                break
+
+
+def zero_rows(tensors: Mapping[str, Tensor]) -> Iterator[Finding]:
+    """Rows of zeros at the end of the output matrix; reads from the end while they last."""
+    name = "output.weight" if "output.weight" in tensors else "token_embd.weight"
+    t = tensors.get(name)
+    if t is None or len(t.shape) != 2:
+        return
+    lo = t.n_rows
+    while lo:
+        step = max(lo - STEP, 0)
+        filled = np.flatnonzero(t.rows(step, lo).any(axis=1))
+        if len(filled):
+            lo = step + int(filled[-1]) + 1
+            break
+        lo = step
+    if n := t.n_rows - lo:
+        yield Finding(WARNING, "zero-rows", f"tensor {name}, row {lo:,}", f"the last {n:,} rows are zero",
+                      "their logit is 0, which can beat every real token: they would be sampled",
+                      "convert again from the source, which leaves padding out")  # fmt: skip
