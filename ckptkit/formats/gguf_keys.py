@@ -108,6 +108,8 @@ def all_keys(ck: Checkpoint, stored: Mapping[str, Tensor], path: Path, options: 
     if "tokenizer.ggml.model" not in merged and options.complete:
         merged["tokenizer.ggml.model"] = Value(Kind.STRING, "no_vocab")
     merged.pop("general.alignment", None)
+    if options.name:
+        merged["general.name"] = Value(Kind.STRING, options.name)
     merged |= {k: v if isinstance(v, Value) else _typed(k, v, kept.get(k)) for k, v in options.metadata.items()}
     return {k: v for k, v in merged.items() if k not in options.remove}
 
