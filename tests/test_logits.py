@@ -100,3 +100,16 @@ def test_smollm2_continues_as_float64_does(shared: Path, models: Path) -> None:
         assert (
             np.abs(model.forward(ids, logits="last") - z["logits_last"]).max() <= 1e-4 * np.abs(z["logits_last"]).max()
         )
+
+
+@pytest.mark.parametrize(
+    ("start", "name"), [("", "anan"), ("a", "anan"), ("ja", "jaria"), ("em", "emili"), ("ch", "chan")]
+)
+def test_microgpt_says_the_names_that_its_own_program_says(start: str, name: str, fixtures_dir: Path) -> None:
+    """Greedy names printed by microgpt.py itself at the end of its training."""
+    with ckptkit.load(fixtures_dir / "trained" / "microgpt_names.json") as model:
+        assert model.tokenizer is not None
+        prompt = model.tokenizer.encode_prompt(start)
+        result = model.generate(prompt, temp=0)
+        assert start + (result.text or "") == name
+        assert result.stop_reason == "eos"

@@ -30,7 +30,7 @@ from ..layout import Layout, in_order, indices, read_named, stored_shape
 from ..layout import at as named
 from ..quant.types import PLAIN, QType
 from ..tensor import Tensor
-from . import hf_config, hf_tokenizer, microgpt_model, npz, safetensors_io
+from . import hf_config, microgpt_model, npz, safetensors_io
 from .hf_names import BUFFERS, HF, NX, is_nx, prefix_of
 from .options import ReadOptions, Target, WriteOptions, chosen, origin, refuse_version
 from .safetensors_write import (
@@ -208,10 +208,14 @@ def _read(path: Path, files: _Files, options: ReadOptions) -> Checkpoint:
         folder = config_path.parent
         paths += [folder / name for name in KEPT if (folder / name).is_file()]
         if not options.tokenizer:
+            from . import hf_tokenizer  # on use: start-up is short
+
             tokenizer = hf_tokenizer.read(folder)
             paths += [folder / name for name in TOKENIZER_FILES if tokenizer and (folder / name).is_file()]
     elif TOKENIZER in files.metadata and not options.tokenizer:
         settings = files.metadata.get(TOKENIZER_CONFIG, "{}")
+        from . import hf_tokenizer
+
         tokenizer = hf_tokenizer.from_texts(path, files.metadata[TOKENIZER], settings)
     source = Source(tuple(paths), NAME, "hf", metadata, tuple(notes))
     return Checkpoint(config, tensors, tokenizer, source, tuple(files.open))

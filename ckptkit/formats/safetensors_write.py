@@ -14,7 +14,7 @@ from ..errors import CkptError, OutputError, UnsupportedError
 from ..files import File, replacing
 from ..quant.types import QType
 from ..tensor import CHUNK, Tensor
-from . import hf_config, hf_tokenizer_write, microgpt_model
+from . import hf_config, microgpt_model
 from .options import ReadOptions, WriteOptions
 from .safetensors_io import write_file
 
@@ -102,6 +102,8 @@ def _fill(ck: Checkpoint, stored: Mapping[str, Tensor], directory: Path, options
         _copy(path, directory / path.name)
     names += [CONFIG, *(p.name for p in kept)]
     if ck.tokenizer is not None and not any(p.name in TOKENIZER_FILES for p in kept):
+        from . import hf_tokenizer_write
+
         names += [p.name for p in hf_tokenizer_write.write(ck.tokenizer, directory)]
     return names
 
@@ -180,6 +182,8 @@ def _metadata(
     config = json.loads(_config_json(ck, stored, options))
     out = {**FORMAT, **kept, MODEL_CONFIG: json.dumps(config, separators=(",", ":"))}
     if ck.tokenizer is not None and TOKENIZER not in kept:
+        from . import hf_tokenizer_write
+
         out[TOKENIZER] = hf_tokenizer_write.tokenizer_json(ck.tokenizer)
         out[TOKENIZER_CONFIG] = hf_tokenizer_write.tokenizer_config(ck.tokenizer)
     return out
