@@ -3,12 +3,14 @@ PYTHON ?= python3
 BIN := .venv/bin
 MODEL := fixtures/trained/gpt2_tiny.bin
 
-.PHONY: demo test test-peers bench-cpu clean
+.PHONY: demo test test-peers clean
 demo: .venv/installed
 	@mkdir -p demo
 	$(BIN)/ckptkit inspect $(MODEL)
 	$(BIN)/ckptkit convert $(MODEL) demo/gpt2_tiny.gguf --type q8_0 --force
 	$(BIN)/ckptkit inspect demo/gpt2_tiny.gguf
+	$(BIN)/ckptkit verify $(MODEL) demo/gpt2_tiny.gguf
+	$(BIN)/ckptkit check demo/gpt2_tiny.gguf
 	$(BIN)/ckptkit generate demo/gpt2_tiny.gguf -p "ROMEO:" -n 40 --temp 0
 	$(BIN)/ckptkit ppl $(MODEL) --text fixtures/trained/gpt2_tiny_val.bin --mode full -c 64 --chunks 40
 	$(BIN)/ckptkit ppl demo/gpt2_tiny.gguf --text fixtures/trained/gpt2_tiny_val.bin --mode full -c 64 --chunks 40

@@ -1,0 +1,294 @@
+"""The command line: help with an example, results on stdout, errors with their codes, nothing half-written."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from ckptkit.cli import cli
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def ckptkit(
+    *args: object, env: dict[str, str] | None = None, cwd: Path | None = None
+) -> subprocess.CompletedProcess[bytes]:
+    """The program as a user starts it."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **(env or {})}
+    command = [sys.executable, "-m", "ckptkit", *map(os.fsencode, map(str, args))]
+    return subprocess.run(command, capture_output=True, env=environment, cwd=cwd, check=False)
+
+
+@pytest.fixture
+def model(fixtures_dir: Path) -> Path:
+    return fixtures_dir / "trained" / "gpt2_tiny.bin"
+
+
+@pytest.mark.parametrize("name", [None, *cli.commands])
+def test_help_has_an_example(name: str | None) -> None:
+    result = CliRunner().invoke(cli, [*([name] if name else []), "-h"])
+    assert result.exit_code == 0
+    assert "Example:" in result.output
+    assert f"ckptkit {name or ''}" in result.output
+
+
+@pytest.mark.parametrize(
+    "args", [["inspect"], ["convert", "a"], ["generate"], ["nothing"], ["inspect", "--bogus", "x"]]
+)
+def test_wrong_usage_is_exit_2(args: list[str]) -> None:
+    done = ckptkit(*args)
+    assert done.returncode == 2
+    assert b"Traceback" not in done.stderr
+
+
+def test_inspect_leaves_numba_alone_and_says_what_is_there(model: Path) -> None:
+    code = (
+        "import sys; from ckptkit.cli import cli; "
+        "cli(['inspect', sys.argv[1], '--stats'], standalone_mode=False); print('numba' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(model)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.stdout.rstrip().endswith("False")
+    assert "gpt2_tiny.bin  llmc version 3  arch gpt2" in done.stdout
+    assert "509 (padded to 512)" in done.stdout
+
+
+def test_inspect_json_has_the_figures(model: Path) -> None:
+    body = json.loads(ckptkit("inspect", model, "--json", "--tensors", "--stats").stdout)
+    assert body["format"] == "llmc"
+    assert body["arch"] == "gpt2"
+    assert body["config"]["n_layer"] == 4
+    assert body["padded_vocab_size"] == 512
+    rows = {row["name"]: row for row in body["tensors"]}
+    data = np.fromfile(model, "<f4", 509 * 64, offset=1024)
+    row = rows["token_embd.weight"]
+    assert (row["shape"], row["offset"], row["bytes"], row["nan"]) == ([509, 64], 1024, 509 * 64 * 4, 0)
+    assert row["min"] == pytest.approx(float(data.min()))
+    assert row["max"] == pytest.approx(float(data.max()))
+    assert row["mean"] == pytest.approx(float(data.mean(dtype=np.float64)))
+    assert row["std"] == pytest.approx(float(data.std(dtype=np.float64)))
+    # the second layer's first norm lies behind embeddings, positions and one layer's gains
+    assert rows["blk.1.attn_norm.weight"]["offset"] == 1024 + 4 * (512 * 64 + 64 * 64 + 64)
+
+
+def test_inspect_counts_what_is_not_a_number(fixtures_dir: Path, tmp_path: Path) -> None:
+    data = bytearray((fixtures_dir / "llmc" / "gpt2_v3.bin").read_bytes())
+    data[1024:1032] = np.array([np.nan, np.inf], "<f4").tobytes()
+    path = tmp_path / "bad.bin"
+    path.write_bytes(data)
+    rows = json.loads(ckptkit("inspect", path, "--json", "--stats").stdout)["tensors"]
+    assert (rows[0]["nan"], rows[0]["inf"]) == (1, 1)
+    done = ckptkit("convert", path, tmp_path / "out.gguf")
+    assert done.returncode == 5
+    assert b"token_embd.weight" in done.stderr
+    assert b"[0, 0]" in done.stderr
+    assert not (tmp_path / "out.gguf").exists()
+    assert ckptkit("convert", path, tmp_path / "out.gguf", "--allow-nonfinite").returncode == 0
+
+
+def test_diffable_is_the_same_for_a_copy_elsewhere(model: Path, tmp_path: Path) -> None:
+    for name in (model.name, "gpt2_tiny_tokenizer.bin"):
+        (tmp_path / name).write_bytes((model.parent / name).read_bytes())
+    args = ("--diffable", "--tensors")
+    assert ckptkit("inspect", model, *args).stdout == ckptkit("inspect", tmp_path / model.name, *args).stdout
+
+
+def test_inspect_key_prints_the_raw_value(fixtures_dir: Path) -> None:
+    path = fixtures_dir / "gguf" / "gpt2.gguf"
+    assert ckptkit("inspect", path, "--key", "general.architecture").stdout == b"gpt2\n"
+    assert ckptkit("inspect", path, "--key", "gpt2.block_count").stdout == b"2\n"
+    missing = ckptkit("inspect", path, "--key", "no.such")
+    assert missing.returncode == 4
+    assert b"no.such" in missing.stderr
+
+
+def test_convert_there_and_back_by_the_program(model: Path, tmp_path: Path) -> None:
+    done = ckptkit("convert", model, tmp_path / "a.gguf", "--json")
+    assert done.returncode == 0
+    report = json.loads(done.stdout)
+    assert (report["source_format"], report["format"], report["arch"]) == ("llmc", "gguf", "gpt2")
+    assert ckptkit("convert", tmp_path / "a.gguf", tmp_path / "b.bin").returncode == 0
+    assert (tmp_path / "b.bin").read_bytes() == model.read_bytes()
+    tokenizer = model.parent / "gpt2_tiny_tokenizer.bin"
+    assert (tmp_path / "b_tokenizer.bin").read_bytes() == tokenizer.read_bytes()
+
+
+def test_same_input_same_bytes(model: Path, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        assert ckptkit("convert", model, tmp_path / name / "out.gguf", "--type", "q8_0").returncode == 0
+    assert (tmp_path / "a" / "out.gguf").read_bytes() == (tmp_path / "b" / "out.gguf").read_bytes()
+
+
+def test_outputs_are_never_replaced_without_force(model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.gguf"
+    out.write_bytes(b"precious")
+    done = ckptkit("convert", model, out)
+    assert done.returncode == 6
+    assert b"--force" in done.stderr
+    assert out.read_bytes() == b"precious"
+    assert ckptkit("convert", model, out, "--force").returncode == 0
+    assert out.read_bytes()[:4] == b"GGUF"
+
+
+@pytest.mark.parametrize("how", ["same", "symlink", "hardlink"])
+def test_output_that_is_the_input_is_refused(how: str, model: Path, tmp_path: Path) -> None:
+    source, out = tmp_path / "m.bin", tmp_path / "other.bin"
+    source.write_bytes(model.read_bytes())
+    if how == "same":
+        out = tmp_path / "." / "m.bin"
+    elif how == "symlink":
+        out.symlink_to(source)
+    else:
+        out.hardlink_to(source)
+    done = ckptkit("convert", source, out, "--force")
+    assert done.returncode == 6
+    assert b"same file" in done.stderr
+    assert source.read_bytes() == model.read_bytes()
+
+
+def test_missing_directory_is_said_before_anything_is_read(model: Path, tmp_path: Path) -> None:
+    done = ckptkit("convert", model, tmp_path / "none" / "x.gguf")
+    assert done.returncode == 6
+    assert b"directory does not exist" in done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, a device that is always full")
+def test_a_full_disk_is_an_error_with_its_number(model: Path) -> None:
+    done = ckptkit("convert", model, "/dev/full", "--to", "gguf")
+    assert done.returncode == 6
+    assert b"No space left on device" in done.stderr
+    assert b"errno 28" in done.stderr
+
+
+def test_a_full_disk_leaves_nothing(model: Path, tmp_path: Path) -> None:
+    code = (
+        "import resource, signal, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)); "
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); from ckptkit.cli import main; "
+        "sys.argv = ['ckptkit', 'convert', *sys.argv[1:]]; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(model), str(tmp_path / "x.gguf")],
+        capture_output=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 6
+    assert b"x.gguf" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["модель 模型 🙂.bin", "a\nb.bin", os.fsdecode(b"\xff\xfe.bin")])
+def test_any_file_name_works_even_in_the_c_locale(name: str, model: Path, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_bytes(model.read_bytes())
+    done = ckptkit("inspect", path, env={"LC_ALL": "C"})
+    assert done.returncode == 0, done.stderr
+    path.write_bytes(model.read_bytes()[:5000])
+    done = ckptkit("inspect", path, env={"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"})
+    assert done.returncode == 3
+    assert b"Traceback" not in done.stderr
+
+
+def test_errors_have_file_offset_expected_got_and_hint(model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "half.bin"
+    path.write_bytes(model.read_bytes()[: 1024 + (948736 - 1024) // 2])
+    done = ckptkit("inspect", path)
+    assert done.returncode == 3
+    text = done.stderr.decode()
+    assert "half.bin" in text
+    assert "at byte 1,024" in text
+    assert "expected 948,736 bytes in all, got 474,880" in text
+    assert "the size fits version 5, but the header says version 3" in text
+
+
+def test_nothing_that_is_no_checkpoint_is_taken_for_one(tmp_path: Path) -> None:
+    for name, data in {
+        "empty": b"",
+        "text.bin": b"hello world, this is text " * 99,
+        "zip.bin": b"PK\3\4" + bytes(500),
+    }.items():
+        (tmp_path / name).write_bytes(data)
+        done = ckptkit("inspect", tmp_path / name)
+        assert done.returncode == 3, name
+        assert b"Traceback" not in done.stderr
+    assert ckptkit("inspect", tmp_path / "none").returncode == 3
+    assert ckptkit("inspect", tmp_path).returncode in (3, 4)
+
+
+def test_generate_json_has_stable_keys(model: Path) -> None:
+    done = ckptkit("generate", model, "-p", "ROMEO:\nI will", "-n", "5", "--temp", "0", "--json")
+    body = json.loads(done.stdout)
+    assert body["prompt_ids"] == [49, 46, 44, 36, 46, 25, 198, 40, 384]
+    assert body["ids"] == [304, 258, 261, 269, 83]
+    assert body["text"] == " be a mist"
+    assert body["stop_reason"] == "length"
+    assert set(body["timings"]) >= {"prompt_tokens", "prompt_rate", "decode_tokens", "decode_rate"}
+
+
+def test_special_text_in_a_prompt_is_ordinary_unless_asked(model: Path) -> None:
+    plain = json.loads(ckptkit("tokenize", model, "a<|endoftext|>b", "--json").stdout)["ids"]
+    special = json.loads(ckptkit("tokenize", model, "a<|endoftext|>b", "--special", "--json").stdout)["ids"]
+    assert 508 not in plain
+    assert len(plain) > 3
+    assert special[1] == 508
+    assert len(special) == 3
+
+
+def test_tokenize_decodes(model: Path) -> None:
+    assert ckptkit("tokenize", model, "--decode", "49,46,44,36,46").stdout == b"ROMEO\n"
+
+
+def test_logits_file_holds_ids_and_all_positions(model: Path, fixtures_dir: Path, tmp_path: Path) -> None:
+    z = np.load(fixtures_dir / "trained" / "gpt2_tiny_fp32.ref.npz")
+    out = tmp_path / "l.npz"
+    done = ckptkit("logits", model, "--ids", ",".join(map(str, z["prompt"])), "--out", out)
+    assert done.returncode == 0, done.stderr
+    found = np.load(out)
+    assert found["ids"].tolist() == z["prompt"].tolist()
+    assert found["logits"].dtype == np.float32
+    assert np.abs(found["logits"] - z["prompt_logits"]).max() <= 2e-4
+
+
+def test_ppl_full_is_llmc_validation_loss(model: Path) -> None:
+    args = ("--text", model.parent / "gpt2_tiny_val.bin", "--mode", "full", "-c", "64", "--chunks", "40", "--json")
+    body = json.loads(ckptkit("ppl", model, *args).stdout)
+    assert body["nll"] == pytest.approx(2.6939102900302068, abs=1e-5)
+    assert body["tokens"] == 2560
+    assert set(body) >= {"mode", "tokens", "nll", "ppl", "stderr", "bits_per_byte", "precision"}
+
+
+@pytest.mark.parametrize("text", ["", "a", "short text"])
+def test_a_text_too_short_says_how_long_it_must_be(text: str, model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "t.txt"
+    path.write_text(text)
+    done = ckptkit("ppl", model, "--text", path)
+    assert done.returncode != 0
+    assert b"128" in done.stderr  # two windows of 64
+    assert b"Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("threads", ["0", "-3", "100000"])
+def test_impossible_thread_counts_are_clear(threads: str, model: Path) -> None:
+    done = ckptkit("generate", model, "-p", "a", "-n", "1", "-t", threads)
+    assert b"Traceback" not in done.stderr
+    assert done.returncode in (0, 2, 4)
+    assert done.returncode == 0 or b"thread" in done.stderr
+
+
+def test_readme_names_every_command() -> None:
+    readme = (ROOT / "README.md").read_text()
+    for name in cli.commands:
+        assert f"ckptkit {name}" in readme
