@@ -133,19 +133,17 @@ def generate(
             stop = (*stop, *stops)
         else:
             tokens = prompt_of(m, prompt, file, ids, special)
-            if prompt is not None and not as_json:
-                write(prompt)
-        result = run(
-            m,
-            tokens,
-            GenerateOptions(stop=stop, special=special, sampling=sampling, **options),
-            None if as_json else write,
-        )
+        waiting = [prompt if prompt and not chat else ""]  # shown with the first text, after what start-up has to say
+
+        def emit(piece: str) -> None:
+            write(waiting.pop() + piece if waiting else piece)
+
+        how = GenerateOptions(stop=stop, special=special, sampling=sampling, **options)
+        result = run(m, tokens, how, None if as_json else emit)
         if as_json:
             show_json(result.as_dict() | {"precision": m.precision, "device": m.device})
             return
-        if result.text is None:
-            write(",".join(map(str, result.ids)))
+        emit("" if result.text is not None else ",".join(map(str, result.ids)))
         write("\n")
         t = result.timings
         say(f"stopped: {result.stop_reason}")
