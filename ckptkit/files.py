@@ -10,10 +10,10 @@ import mmap
 import os
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ import numpy.typing as npt
 from .errors import FormatError, OutputError, UnsupportedError
 
 Bytes = npt.NDArray[np.uint8]
+T = TypeVar("T")
 
 
 class File:
@@ -90,6 +91,16 @@ class File:
                 self._map.close()
             except BufferError:
                 self._map = None
+
+
+def reading(path: Path, read: Callable[[File], T]) -> T:
+    """What `read` makes of an open file, which stays open; where it raises, the file is closed."""
+    file = File(path)
+    try:
+        return read(file)
+    except BaseException:
+        file.close()
+        raise
 
 
 def read_head(path: Path, nbytes: int = 4096) -> tuple[bytes, int]:

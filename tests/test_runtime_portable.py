@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from conftest import ROOT
+
+ROOT = Path(__file__).resolve().parent.parent
 
 AVX2 = "+avx,+avx2,+fma,+f16c,+sse4.2,+sse4.1,+ssse3,+sse3,+sse2,+sse,+popcnt,+cx16,+bmi,+bmi2"
 SCRIPT = """

@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from ..checkpoint import Checkpoint, Config, Source
 from ..errors import CkptError, FormatError, UnsupportedError
-from ..files import Bytes, File, replacing
+from ..files import Bytes, File, reading, replacing
 from ..layout import Layout, Place, Row, end_of, in_order, places, read_sequential, unpack
 from ..layout import at as named
 from ..quant.types import QType
@@ -73,12 +73,7 @@ def detect(path: Path, head: bytes, size: int) -> bool:
 
 def read(path: Path, options: ReadOptions) -> Checkpoint:
     """Read the header and place the tensors; those of version 2 are decoded to float32 when they are read."""
-    file = File(path)
-    try:
-        return _read(file, options)
-    except BaseException:
-        file.close()
-        raise
+    return reading(path, lambda file: _read(file, options))
 
 
 def _config(path: Path, sizes: tuple[int, ...], offset: int, signed: bool) -> Config:

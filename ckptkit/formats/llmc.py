@@ -24,7 +24,7 @@ import numpy as np
 
 from ..checkpoint import Checkpoint, Config, Source
 from ..errors import FormatError, UnsupportedError
-from ..files import File, replacing
+from ..files import File, reading, replacing
 from ..layout import Layout, Place, Row, end_of, places, read_sequential
 from ..quant.types import QType
 from ..stream import write_tensors
@@ -90,12 +90,7 @@ def detect(_path: Path, head: bytes, _size: int) -> bool:
 
 def read(path: Path, options: ReadOptions) -> Checkpoint:
     """Read the header and place the tensors; FormatError where sizes do not add up to the file."""
-    file = File(path)
-    try:
-        return _read(file, options)
-    except BaseException:
-        file.close()
-        raise
+    return reading(path, lambda file: _read(file, options))
 
 
 def _read(file: File, options: ReadOptions) -> Checkpoint:

@@ -28,7 +28,7 @@ import numpy as np
 
 from ..checkpoint import Checkpoint, Config, RopeScaling, Source
 from ..errors import FormatError, UnsupportedError
-from ..files import File, replacing
+from ..files import File, reading, replacing
 from ..layout import Layout, Row, end_of, places, read_sequential
 from ..quant.types import QType
 from ..stream import write_tensors
@@ -76,12 +76,7 @@ def detect(_path: Path, head: bytes, _size: int) -> bool:
 
 def read(path: Path, options: ReadOptions) -> Checkpoint:
     """Read the header, solve the feed-forward width from the size of the file, place the tensors."""
-    file = File(path)
-    try:
-        return _read(file, options)
-    except BaseException:
-        file.close()
-        raise
+    return reading(path, lambda file: _read(file, options))
 
 
 def _read(file: File, options: ReadOptions) -> Checkpoint:

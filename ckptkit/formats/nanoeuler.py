@@ -15,7 +15,7 @@ import numpy as np
 
 from ..checkpoint import Checkpoint, Config, Source
 from ..errors import FormatError, UnsupportedError
-from ..files import File, replacing
+from ..files import File, reading, replacing
 from ..layout import Layout, Row, end_of, places, read_sequential
 from ..quant.types import QType
 from ..stream import write_tensors
@@ -86,12 +86,7 @@ def detect(path: Path, head: bytes, _size: int) -> bool:
 
 def read(path: Path, options: ReadOptions) -> Checkpoint:
     """Read header and merges and place the tensors; FormatError where sizes do not add up to the file."""
-    file = File(path)
-    try:
-        return _read(file, options)
-    except BaseException:
-        file.close()
-        raise
+    return reading(path, lambda file: _read(file, options))
 
 
 def _read(file: File, options: ReadOptions) -> Checkpoint:
