@@ -10,14 +10,13 @@ import click
 from .. import __version__
 from ..errors import CkptError, printable
 from .check import check
+from .common import CONTEXT
 from .convert import convert
 from .inspect import inspect
 from .run import bench, generate, logits
 from .score import ppl
 from .tokenize import tokenize
 from .verify import verify
-
-CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
 
 @click.group(context_settings=CONTEXT)

@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
-from .common import PATH, json_option, show, show_json
+from .common import CONTEXT, PATH, json_option, show, show_json
 
 
-@click.command()
+@click.command(context_settings=CONTEXT)
 @click.argument("file", type=PATH)
 @click.option("--values", is_flag=True, help="Read every value too and look for NaN and infinities.")
 @click.option("--fix", type=PATH, metavar="OUT", help="Write the file with what can be mended safely.")

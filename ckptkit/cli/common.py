@@ -13,6 +13,7 @@ import click
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 PATH = click.Path(path_type=Path)
+CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
 
 def _stack(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:

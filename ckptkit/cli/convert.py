@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from .common import PATH, json_option, progress, read_options, reading, show, show_json
+from .common import CONTEXT, PATH, json_option, progress, read_options, reading, show, show_json
 
 SIZES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
 
@@ -29,7 +29,7 @@ def parse_set(_ctx: Any, _param: Any, entries: tuple[str, ...]) -> dict[str, str
     return dict(entry.split("=", 1) for entry in entries)
 
 
-@click.command()
+@click.command(context_settings=CONTEXT)
 @click.argument("source", metavar="IN", type=PATH)
 @click.argument("target", metavar="OUT", type=PATH)
 @click.option("--to", "format", default="", metavar="FORMAT", help="Write this format, whatever the output is called.")

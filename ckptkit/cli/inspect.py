@@ -8,10 +8,10 @@ from typing import Any
 
 import click
 
-from .common import PATH, json_option, opened, progress, reading, show, show_json
+from .common import CONTEXT, PATH, json_option, opened, progress, reading, show, show_json
 
 
-@click.command()
+@click.command(context_settings=CONTEXT)
 @click.argument("file", type=PATH)
 @click.option("--tensors", is_flag=True, help="List shapes, types and offsets.")
 @click.option("--stats", is_flag=True, help="List min, max, mean, deviation, NaN and infinities (reads everything).")

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from .common import PATH, json_option, loaded, precision, reading, running, say, show, show_json, write
+from .common import CONTEXT, PATH, json_option, loaded, precision, reading, running, say, show, show_json, write
 
 
 def parse_ids(_ctx: Any, _param: Any, text: str | None) -> list[int] | None:
@@ -60,7 +60,7 @@ def with_prompt(command: Any) -> Any:
     return command
 
 
-@click.command()
+@click.command(context_settings=CONTEXT)
 @click.argument("model", type=PATH)
 @with_prompt
 @click.option("--prompts", type=PATH, help="File with a prompt a line, continued side by side.")
@@ -168,7 +168,7 @@ def _batched(m: Any, prompts: Path, batch: int, options: Any, as_json: bool) -> 
         show([f"{text}{result.text}", ""])
 
 
-@click.command()
+@click.command(context_settings=CONTEXT)
 @click.argument("model", type=PATH)
 @with_prompt
 @click.option(
@@ -201,7 +201,7 @@ def logits(model: Path, prompt: str | None, file: Path | None, ids: list[int] | 
         show([f"{out}  ids ({len(tokens)},)  logits {found.shape} float32  ({m.device}, {m.precision})"])
 
 
-@click.command()
+@click.command(context_settings=CONTEXT)
 @click.argument("model", type=PATH)
 @click.option("-p", "--n-prompt", multiple=True, type=click.IntRange(0), help="Prompt lengths.  [default: 512]")
 @click.option("-n", "--n-gen", multiple=True, type=click.IntRange(0), help="Tokens to generate.  [default: 128]")

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from .common import PATH, json_option, loaded, precision, reading, running, show, show_json
+from .common import CONTEXT, PATH, json_option, loaded, precision, reading, running, show, show_json
 
 MODES = ("llama", "full", "stride", "docs", "all")
 
@@ -36,7 +36,7 @@ def windows() -> Iterator[Callable[[str, int, int, float], None] | None]:
         yield update
 
 
-@click.command()
+@click.command(context_settings=CONTEXT)
 @click.argument("model", type=PATH)
 @click.option("--text", "-f", type=PATH, help="Text file, or an llm.c token shard.")
 @click.option(

@@ -8,11 +8,11 @@ from typing import Any
 
 import click
 
-from .common import PATH, json_option, opened, reading, show, show_json
+from .common import CONTEXT, PATH, json_option, opened, reading, show, show_json
 from .run import parse_ids
 
 
-@click.command()
+@click.command(context_settings=CONTEXT)
 @click.argument("model", type=PATH)
 @click.argument("text", required=False)
 @click.option("-f", "--file", type=PATH, help="Take the text from a file, as bytes.")

@@ -9,11 +9,11 @@ from typing import Any
 
 import click
 
-from .common import PATH, json_option, progress, read_options, reading, say, show, show_json
+from .common import CONTEXT, PATH, json_option, progress, read_options, reading, say, show, show_json
 from .run import parse_ids
 
 
-@click.command()
+@click.command(context_settings=CONTEXT)
 @click.argument("a", metavar="A", type=PATH)
 @click.argument("b", metavar="[B]", type=PATH, required=False)
 @click.option("-p", "--prompt", help="Text to run through both.  [default: 64 random tokens, always the same]")
