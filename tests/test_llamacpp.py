@@ -114,3 +114,53 @@ def test_seed_002_completed_loads_and_says_its_sentence(fixtures_dir: Path, tmp_
     with ckptkit.open(out) as ck:
         assert ck.tokenizer is not None
         assert ck.tokenizer.decode(greedy) == "the quick brown fox jumps over the lazy dog. "
+
+
+SIZES = {
+    "context_length": 32, "vocab_size": 300, "n_layer": 2, "n_head": 4, "n_embd": 256, "n_ff": 512, "head_dim": 64,
+}  # fmt: skip
+
+
+def random_gguf(arch: str, path: Path) -> None:
+    """A seeded random model whose rows hold whole K-quant blocks, with byte tokens and made-up ones."""
+    from ckptkit.arch import ARCHS
+    from ckptkit.checkpoint import Checkpoint, Config, Source
+    from ckptkit.formats import gguf
+    from ckptkit.formats.options import WriteOptions
+    from ckptkit.layout import write_rows
+    from ckptkit.quant.types import QType
+    from ckptkit.tensor import from_array
+    from ckptkit.tokenizer import ByteBPE, Strings
+    from ckptkit.tokenizer.byte_alphabet import to_text
+
+    pairing = gguf.LAYOUTS[arch].rope_pairing
+    sizes = SIZES | ({"n_ff": 1024} if arch == "gpt2" else {})
+    config = Config(arch, **sizes, n_kv_head=2 if pairing else 4, rope_pairing=pairing)
+    rng = np.random.default_rng(4)
+    tensors = {}
+    for name, shape, must in ARCHS[arch].names(config):
+        if must or name == "output.weight":
+            values = rng.standard_normal(shape) * (0.1 if len(shape) > 1 else 0.02) + name.endswith("norm.weight")
+            tensors[name] = from_array(values.astype(np.float32), QType.F32)
+    tokens = [to_text(bytes([b])).encode() for b in range(256)] + [f"tok{i}".encode() for i in range(44)]
+    tokenizer = ByteBPE(Strings.of(tokens), Strings.of(()), pre="gpt-2", ids={"bos": 299, "eos": 299})
+    ck = Checkpoint(config, tensors, tokenizer, Source((path,), "test"))
+    gguf.write(ck, write_rows(gguf.LAYOUTS[arch], config, tensors), path, WriteOptions())
+
+
+@pytest.mark.parametrize("type", ["f32", "f16", "q8_0", "q4_k_m"])
+@pytest.mark.parametrize("arch", ["gpt2", "llama", "qwen2"])
+def test_every_arch_and_kind_of_type_loads_and_agrees(arch: str, type: str, tmp_path: Path) -> None:
+    source, out = tmp_path / "source.gguf", tmp_path / "out.gguf"
+    random_gguf(arch, source)
+    ckptkit.convert(source, out, type=type)
+    prompt = [5, 40, 7, 99, 120]
+    theirs = llamacpp.run(out, prompt, 1, n_ctx=32)
+    assert theirs is not None, "llama.cpp refuses the file"
+    with ckptkit.load(out) as model:
+        logp = log_softmax(model.forward(prompt, logits="last"))
+    listed = theirs["top"][0]
+    bar = 2e-2 if type in PLAIN else 0.15  # llama.cpp rounds activations to 8 bits where the weights are blocks
+    assert max(abs(logp[i] - p) for i, p in listed) <= bar
+    if type in PLAIN:
+        assert theirs["ids"][0] == int(logp.argmax())
