@@ -11,7 +11,7 @@ kept as one buffer and the places in it: a vocabulary of 150,000 tokens opens in
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from math import prod
@@ -352,6 +352,17 @@ def encode_string(text: str | bytes) -> bytes:
     return pack("<Q", len(raw)) + raw
 
 
+def encode_strings(strings: Sequence[bytes | str]) -> bytes:
+    """Strings one after another; those that were read from a GGUF are written as they lie in the buffer."""
+    if isinstance(strings, Strings) and len(strings):
+        starts, lengths = strings.starts, strings.lengths
+        if np.array_equal(starts[1:], starts[:-1] + lengths[:-1] + 8):
+            between = strings.buffer[starts[1:, None] - np.arange(8, 0, -1)].reshape(-1, 8).copy()
+            if np.array_equal(between.view("<u8").reshape(-1), lengths[1:].astype(np.uint64)):
+                return pack("<Q", lengths[0]) + strings.buffer[starts[0] : starts[-1] + lengths[-1]].tobytes()
+    return b"".join(map(encode_string, strings))
+
+
 def encode_value(value: Value) -> bytes:
     """Type and value as stored."""
     if value.kind == Kind.STRING:
@@ -361,7 +372,7 @@ def encode_value(value: Value) -> bytes:
     assert value.element is not None
     head = pack("<IIQ", value.kind, value.element, len(value.value))
     if value.element == Kind.STRING:
-        return head + b"".join(encode_string(s) for s in value.value)
+        return head + encode_strings(value.value)
     return head + np.asarray(value.value, DTYPES[value.element]).tobytes()
 
 
