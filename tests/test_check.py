@@ -84,16 +84,24 @@ REFUSED = {
     "no-model": ("tokenizer-missing", build(without(f"{T}model"))),
     "no-tokens": ("tokens-missing", build(without(f"{T}tokens"))),
     "cut": ("unreadable", build(lambda k, t: (k, t))[:-5000]),
+    "f16-norm": ("vector-type", build(tensor("blk.0.attn_norm.weight", lambda a: a, "f16"))),
+    "types-short": ("array-length", build(put(f"{T}token_type", gguf.ARRAY, (gguf.I32, [1, 1])))),
+    "no-vocab": ("no-vocabulary", build(put(f"{T}model", gguf.STRING, "no_vocab"))),
+    "alignment": ("unreadable", build(put("general.alignment", gguf.U32, 3))),
     "llama-missing": ("tensor-missing", build(without("blk.0.ffn_gate.weight"), "llama")),
 }
 
 
 def gapped() -> bytes:
-    """The second tensor of the list and all after it 32 bytes further on."""
-    data = bytearray(build(lambda k, t: (k, t)))
-    at = data.index(b"\x14\0\0\0\0\0\0\0position_embd.weight") + 8 + 20 + 4 + 16 + 4
-    struct.pack_into("<Q", data, at, struct.unpack_from("<Q", data, at)[0] + 32)
-    return bytes(data)
+    """32 bytes that belong to no tensor behind the first; all others lie where their offsets say."""
+    data, names = bytearray(build(lambda k, t: (k, t))), gguf.gpt2_tensors(GPT2)
+    (_, (values, _)), *others = names.items()
+    for name, (a, _) in others:
+        at = data.index(gguf.string(name)) + 8 + len(name) + 4 + 8 * a.ndim + 4
+        struct.pack_into("<Q", data, at, struct.unpack_from("<Q", data, at)[0] + 32)
+    size = sum(-(-a.size * 4 // 32) * 32 for a, _ in names.values())
+    at = len(data) - size + -(-values.size * 4 // 32) * 32
+    return bytes(data[:at] + bytes(32) + data[at:])
 
 
 REFUSED["gap"] = ("offsets", gapped())
@@ -128,6 +136,9 @@ LOADED = {
     "no-pre": ("pre-missing", build(without(f"{T}pre"))),
     "no-bos": ("bos-default", build(without(f"{T}bos_token_id"))),
     "no-base": ("rope-base", build(without("llama.rope.freq_base"), "llama")),
+    "no-scores": ("scores-missing", build(without(f"{T}scores"), "llama")),
+    "bad-merge": ("vocabulary-merge", build(put(f"{T}merges", gguf.ARRAY, (gguf.STRING, ["abc"])))),
+    "eos-range": ("id-range", build(put(f"{T}eos_token_id", gguf.U32, 99999))),
     "trailing": ("trailing", build(lambda k, t: (k, t)) + bytes(100)),
     "padding": ("padding-rows", build(tokens(lambda t: [*t[:-1], "[PAD7]"]))),
     "zeros": ("zero-rows", build(tensor("token_embd.weight", lambda a: np.vstack([a[:-2], np.zeros_like(a[-2:])])))),
@@ -145,7 +156,7 @@ def test_silent_faults_load_and_are_warned_of(name: str, tmp_path: Path) -> None
     assert llamacpp.run(path, [1], 1) is not None
 
 
-FIXED = ["u64", "f64", "bos-i32", "no-context", "no-ff", "positions", "merges"]
+FIXED = ["u64", "gap", "f16-norm", "f64", "bos-i32", "no-context", "no-ff", "positions", "merges"]
 
 
 @pytest.mark.parametrize("name", FIXED)
@@ -223,3 +234,14 @@ def test_nothing_written_where_nothing_can_be_mended(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError):
         check(path, fix=out)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["m.gguf"]
+
+
+@pytest.mark.parametrize("cut", range(0, 3000, 61))
+def test_damaged_headers_are_findings(cut: int, tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    data = bytearray(build(lambda k, t: (k, t)))
+    data[4 + cut] ^= 0xFF
+    path.write_bytes(data)
+    check(path)
+    path.write_bytes(data[: 4 + cut])
+    assert rules(check(path), "error") == {"unreadable"}

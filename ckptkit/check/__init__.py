@@ -63,7 +63,7 @@ def _gguf(path: Path, deep: bool, fix: Path | None, force: bool) -> Report:
         if fix:
             if broken:
                 raise UnsupportedError("a file that cannot be read whole cannot be mended", path=path)
-            mend(first, stored, report.findings, path, fix, force)
+            mend(first, stored, report.findings, tuple(f.path for f in files), fix, force)
         return report
     finally:
         for file in files:

@@ -32,7 +32,6 @@ SIZES: Mapping[str, tuple[Kind, bool, bool]] = {
     "rope.scaling.factor": (Kind.F32, False, False),
     "rope.scaling.type": (Kind.STRING, False, False),
     "rope.scaling.original_context_length": (Kind.U32, False, False),
-    "vocab_size": (Kind.U32, False, False),
 }
 OTHERS: Mapping[str, Kind] = {
     "general.architecture": Kind.STRING,
@@ -56,7 +55,8 @@ FROM_TENSORS: Mapping[str, tuple[str, int]] = {
 
 def wanted(arch: str) -> dict[str, Kind]:
     """Every key whose type llama.cpp insists on."""
-    return {f"{arch}.{key}": kind for key, (kind, _, _) in SIZES.items()} | dict(OTHERS)
+    eps = {v for norm, v in NORM_EPS.items() if arch in ARCHS and norm != ARCHS[arch].norm}  # of the other norm
+    return {f"{arch}.{key}": kind for key, (kind, _, _) in SIZES.items() if key not in eps} | dict(OTHERS)
 
 
 def retyped(value: Value, kind: Kind) -> Value | None:
@@ -64,7 +64,7 @@ def retyped(value: Value, kind: Kind) -> Value | None:
     if Kind.STRING in (value.kind, kind) or Kind.ARRAY in (value.kind, kind):
         return None
     if kind == Kind.F32 and value.kind == Kind.F64:
-        return Value(kind, float(np.float32(value.value)))
+        return Value(kind, float(np.float32(value.value))) if abs(value.value) <= np.finfo(np.float32).max else None
     if kind == Kind.U32 and isinstance(value.value, int) and 0 <= value.value < 2**32:
         return Value(kind, int(value.value))
     if kind == Kind.BOOL and value.value in (0, 1):

@@ -41,16 +41,16 @@ def mended_keys(keys: Mapping[str, Value], tensors: Mapping[str, Tensor], path: 
 
 
 def mend(
-    keys: Mapping[str, Value], tensors: Mapping[str, Tensor], found: tuple[Finding, ...], source: Path, target: Path,
-    force: bool = False,
+    keys: Mapping[str, Value], tensors: Mapping[str, Tensor], found: tuple[Finding, ...], sources: tuple[Path, ...],
+    target: Path, force: bool = False,
 ) -> None:  # fmt: skip
     """Write the mended file; refused where the file could not be read whole, or where nothing can be mended."""
     if not any(f.fixable for f in found):
-        raise UnsupportedError("nothing here can be mended safely", path=source)
-    check_output(target, (source,), force)
+        raise UnsupportedError("nothing here can be mended safely", path=sources[0])
+    check_output(target, sources, force)
     half = (QType.F16, QType.BF16)
     stored = {n: encode(t, QType.F32, n) if len(t.shape) == 1 and t.type in half else t for n, t in tensors.items()}
-    head = header_bytes(mended_keys(keys, tensors, source), stored)
+    head = header_bytes(mended_keys(keys, tensors, sources[0]), stored)
     with replacing(target) as out:
         out.write(head)
         write_tensors(out, stored.values(), ALIGNMENT)

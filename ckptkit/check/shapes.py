@@ -98,6 +98,10 @@ def check(keys: Mapping[str, Value], tensors: Mapping[str, Tensor]) -> Iterator[
                                   "llama.cpp refuses: missing tensor", "export the model again")  # fmt: skip
     for name, t in tensors.items():
         yield from _one(name, t, rows, axes, layers if isinstance(layers, int) else None)
+    if arch == "qwen2" and not any(".attn_q" in n and n.endswith(".bias") for n in tensors):
+        yield Finding(NOTE, "bias-missing", "tensor blk.0.attn_q.bias", "q, k and v have no biases",
+                      "older llama.cpp refuses qwen2 without them; newer ones load it",
+                      "export zeros for them")  # fmt: skip
     if arch == "gpt2" and "output.weight" not in tensors:
         yield Finding(NOTE, "tied-output", "tensor output.weight", "the output matrix is the embedding",
                       "llama.cpp before March 2025 refuses; newer ones load it",
@@ -126,5 +130,5 @@ def _one(
         yield Finding(ERROR, rule, f"tensor {name}", f"{name} is {t.shape}, the keys say {expected}",
                       "llama.cpp refuses: wrong shape", mend, rule == "position-rows")  # fmt: skip
     if len(t.shape) == 1 and t.type != QType.F32:
-        yield Finding("warning", "vector-type", f"tensor {name}", f"a vector stored as {t.type.name}",
-                      "llama.cpp may stop while it computes", "convert stores vectors as F32", True)  # fmt: skip
+        yield Finding(ERROR, "vector-type", f"tensor {name}", f"a vector stored as {t.type.name}",
+                      "llama.cpp stops the process when it computes", "store it as F32", True)  # fmt: skip

@@ -11,14 +11,14 @@ from ..formats.gguf_keys import text
 from ..formats.gguf_tokenizer import ARRAYS, ID_KEYS, T
 from ..tokenizer.faults import faults
 from ..tokenizer.pre import PRES
-from .finding import ERROR, NOTE, WARNING, Finding
+from .finding import ERROR, WARNING, Finding
 
 MODELS = ("gpt2", "llama", "bert", "t5", "rwkv", "ugm", "plamo2", "none", "no_vocab", "gemma4", "hybriddna")
 PADDING = re.compile(rb"\[PAD\d+\]")
 FAULTS: Mapping[str, tuple[str, str]] = {
     "equal": (ERROR, "llama.cpp stops the whole process: its table of tokens is too short"),
     "empty": (WARNING, "llama.cpp gives the token a name of its own"),
-    "merge": (ERROR, "merging goes wrong: it is no pair"),
+    "merge": (WARNING, "the merge never happens"),
     "unknown": (WARNING, "the merge never happens"),
 }
 
@@ -35,8 +35,9 @@ def check(keys: Mapping[str, Value]) -> Iterator[Finding]:
                       "llama.cpp refuses: unknown tokenizer", "convert with --tokenizer FILE")  # fmt: skip
         return
     if model in ("none", "no_vocab"):
-        yield Finding(NOTE, "no-vocabulary", f"key {T}model", "the file has no vocabulary",
-                      "engines take and give ids alone", "convert with --tokenizer FILE")  # fmt: skip
+        yield Finding(ERROR, "no-vocabulary", f"key {T}model", "the file has no vocabulary",
+                      "llama.cpp's server refuses: it has no text to read or write",
+                      "convert with --tokenizer FILE")  # fmt: skip
         return
     arrays = {k.removeprefix(T): keys[k].value for k, kind in ARRAYS.items() if k in keys and keys[k].element == kind}
     for key, kind in ARRAYS.items():
@@ -54,6 +55,13 @@ def check(keys: Mapping[str, Value]) -> Iterator[Finding]:
             yield Finding(ERROR, "array-length", f"key {T}{name}",
                           f"{len(arrays[name]):,} entries for {len(tokens):,} tokens",
                           "llama.cpp refuses, or reads beyond the end", "export the tokenizer again")  # fmt: skip
+    for name, needed, effect in (
+        ("token_type", ("gpt2", "llama"), "every token counts as text: special tokens are not found in a prompt"),
+        ("scores", ("llama",), "every piece has score 0: text is cut into other tokens"),
+    ):
+        if f"{T}{name}" not in keys and model in needed:
+            yield Finding(WARNING, f"{name}-missing", f"key {T}{name}", f"{T}{name} is missing", effect,
+                          "convert with --tokenizer FILE")  # fmt: skip
     if model == "gpt2":
         yield from _bpe(keys, arrays)
     yield from _ids(keys, len(tokens), model)
