@@ -29,8 +29,9 @@ for type in (QType.F32, QType.Q4_0):
         if not {wide}:
             got, cache = m.forward(ids), m.new_cache()
             one_by_one = np.stack([m.forward([i], cache, logits="last") for i in ids])
-            assert max(np.abs(got - expected).max(), np.abs(one_by_one - expected).max()) < 1e-4 *
-            np.abs(expected).max() assert any("no bf16" in note for note in m.load_report.notes)
+            worst = max(np.abs(got - expected).max(), np.abs(one_by_one - expected).max())
+            assert worst < 1e-4 * np.abs(expected).max(), worst
+            assert any("no bf16" in note for note in m.load_report.notes), m.load_report.notes
 print("ok")
 """
 
