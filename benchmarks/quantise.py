@@ -61,8 +61,10 @@ def write_model(path: Path, config: Config) -> None:
 
 
 def timed(command: list[str]) -> float:
+    # as installed: bytecode is kept, which some environments switch off
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     begin = time.perf_counter()
-    subprocess.run(command, check=True, capture_output=True)
+    subprocess.run(command, check=True, capture_output=True, env=environment)
     return time.perf_counter() - begin
 
 
