@@ -142,6 +142,8 @@ def _convert(src: Path, dst: Path, options: Options, progress: Callable[[int], P
     with formats.open(src, options.source_format, options.read) as ck:
         module = formats.by_name(options.format) if options.format else target_format(dst, ck, options)
         check_output(dst, ck.source.paths, options.force)
+        if options.manifest:
+            check_output(options.manifest, (*ck.source.paths, dst), options.force)
         if not hasattr(module, "write"):
             raise UnsupportedError(f"{module.NAME} files can be read but not written", path=dst)
         return write(ck, module, dst, options, progress)

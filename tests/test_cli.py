@@ -292,3 +292,24 @@ def test_readme_names_every_command() -> None:
     readme = (ROOT / "README.md").read_text()
     for name in cli.commands:
         assert f"ckptkit {name}" in readme
+
+
+@pytest.mark.parametrize(
+    ("args", "code"),
+    [
+        (("generate", "MODEL", "-f", "/none"), 2),
+        (("generate", "MODEL", "--prompts", "/none"), 2),
+        (("tokenize", "MODEL", "-f", "/none"), 2),
+        (("verify", "MODEL", "MODEL", "-f", "/none"), 2),
+        (("convert", "MODEL", "OUT", "--chat-template", "/none"), 2),
+        (("convert", "MODEL", "OUT", "--manifest", "/none/m.json"), 6),
+        (("convert", "MODEL", "OUT", "--type", "q9"), 4),
+        (("convert", "MODEL", "OUT", "--set", "general.alignment=64"), 4),
+        (("convert", "MODEL", "OUT", "--set", "split.count=3"), 4),
+    ],
+)
+def test_options_that_cannot_be_leave_nothing(args: tuple[str, ...], code: int, model: Path, tmp_path: Path) -> None:
+    names = {"MODEL": str(model), "OUT": str(tmp_path / "out.gguf")}
+    done = ckptkit(*(names.get(a, a) for a in args))
+    assert done.returncode == code, done.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -13,6 +13,7 @@ import click
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 PATH = click.Path(path_type=Path)
+TEXT_FILE = click.Path(path_type=Path, exists=True, dir_okay=False)  # read here, not by a format that says more
 CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from .common import CONTEXT, PATH, json_option, progress, read_options, reading, show, show_json
+from .common import CONTEXT, PATH, TEXT_FILE, json_option, progress, read_options, reading, show, show_json
 
 SIZES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
 
@@ -58,7 +58,7 @@ def parse_set(_ctx: Any, _param: Any, entries: tuple[str, ...]) -> dict[str, str
 @click.option("--allow-nonfinite", is_flag=True, help="Convert NaN, infinities and overflows instead of refusing them.")
 @click.option("--set", "metadata", multiple=True, callback=parse_set, metavar="KEY=VALUE", help="Set a GGUF key.")
 @click.option("--remove", multiple=True, metavar="KEY", help="Leave a GGUF key out.")
-@click.option("--chat-template", type=PATH, help="Set the chat template to this file's text.")
+@click.option("--chat-template", type=TEXT_FILE, help="Set the chat template to this file's text.")
 @click.option("--name", default="", help="Set general.name.")
 @click.option("--manifest", type=PATH, help="Write hashes, and where every tensor came from, to this JSON file.")
 @click.option(
@@ -79,6 +79,7 @@ def convert(
     """
     from ..conversion import Options
     from ..conversion import convert as run
+    from ..files import check_output
     from ..formats.options import WriteOptions
 
     metadata = dict(given.pop("metadata"))
@@ -88,6 +89,8 @@ def convert(
     options = Options(
         read=read_options(given), write=WriteOptions(metadata=metadata, **{n: given.pop(n) for n in names}), **given
     )
+    if ollama and (ollama / "Modelfile").exists():
+        check_output(ollama / "Modelfile", (source,), options.force)
     with progress("converting") as begin:
         report = run(source, target, options, begin)
     if ollama:

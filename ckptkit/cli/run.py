@@ -7,7 +7,20 @@ from typing import Any
 
 import click
 
-from .common import CONTEXT, PATH, json_option, loaded, precision, reading, running, say, show, show_json, write
+from .common import (
+    CONTEXT,
+    PATH,
+    TEXT_FILE,
+    json_option,
+    loaded,
+    precision,
+    reading,
+    running,
+    say,
+    show,
+    show_json,
+    write,
+)
 
 
 def parse_ids(_ctx: Any, _param: Any, text: str | None) -> list[int] | None:
@@ -48,7 +61,7 @@ def prompt_of(model: Any, prompt: str | None, file: Path | None, ids: list[int] 
 
 prompting = (
     click.option("-p", "--prompt", help="Text to continue."),
-    click.option("-f", "--file", type=PATH, help="File with the text to continue."),
+    click.option("-f", "--file", type=TEXT_FILE, help="File with the text to continue."),
     click.option("--ids", callback=parse_ids, metavar="1,2,3", help="Token ids to continue."),
 )
 
@@ -63,7 +76,7 @@ def with_prompt(command: Any) -> Any:
 @click.command(context_settings=CONTEXT)
 @click.argument("model", type=PATH)
 @with_prompt
-@click.option("--prompts", type=PATH, help="File with a prompt a line, continued side by side.")
+@click.option("--prompts", type=TEXT_FILE, help="File with a prompt a line, continued side by side.")
 @click.option("-b", "--batch", type=click.IntRange(1), default=8, show_default=True, help="Prompts at a time.")
 @click.option(
     "-n",

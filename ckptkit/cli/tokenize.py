@@ -8,14 +8,14 @@ from typing import Any
 
 import click
 
-from .common import CONTEXT, PATH, json_option, opened, reading, show, show_json
+from .common import CONTEXT, PATH, TEXT_FILE, json_option, opened, reading, show, show_json
 from .run import parse_ids
 
 
 @click.command(context_settings=CONTEXT)
 @click.argument("model", type=PATH)
 @click.argument("text", required=False)
-@click.option("-f", "--file", type=PATH, help="Take the text from a file, as bytes.")
+@click.option("-f", "--file", type=TEXT_FILE, help="Take the text from a file, as bytes.")
 @click.option("--decode", callback=parse_ids, metavar="1,2,3", help="Turn ids into text instead.")
 @click.option("--special", is_flag=True, help="Recognise special tokens in the text.")
 @click.option("--add-special", is_flag=True, help="Add BOS and EOS as the model wants them.")

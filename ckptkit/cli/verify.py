@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from .common import CONTEXT, PATH, json_option, progress, read_options, reading, say, show, show_json
+from .common import CONTEXT, PATH, TEXT_FILE, json_option, progress, read_options, reading, say, show, show_json
 from .run import parse_ids
 
 
@@ -17,7 +17,7 @@ from .run import parse_ids
 @click.argument("a", metavar="A", type=PATH)
 @click.argument("b", metavar="[B]", type=PATH, required=False)
 @click.option("-p", "--prompt", help="Text to run through both.  [default: 64 random tokens, always the same]")
-@click.option("-f", "--file", type=PATH, help="File with the text to run through both.")
+@click.option("-f", "--file", type=TEXT_FILE, help="File with the text to run through both.")
 @click.option("--ids", callback=parse_ids, metavar="1,2,3", help="Token ids to run through both.")
 @click.option("--logits/--no-logits", default=True, help="Run the same ids through both.  [default: on]")
 @click.option("--device", type=click.Choice(["cpu", "cuda", "auto"]), default="auto", show_default=True)

@@ -108,6 +108,11 @@ def all_keys(ck: Checkpoint, stored: Mapping[str, Tensor], path: Path, options: 
     if "tokenizer.ggml.model" not in merged and options.complete:
         merged["tokenizer.ggml.model"] = Value(Kind.STRING, "no_vocab")
     merged.pop("general.alignment", None)
+    layout = [k for k in options.metadata if k == "general.alignment" or k.startswith("split.")]
+    if layout:
+        raise UnsupportedError(
+            "this key says how the file is laid out and cannot be set", path=path, at=f"key {layout[0]}"
+        )
     if options.name:
         merged["general.name"] = Value(Kind.STRING, options.name)
     merged |= {k: v if isinstance(v, Value) else _typed(k, v, kept.get(k)) for k, v in options.metadata.items()}
