@@ -37,9 +37,9 @@ def run(say: Callable[[str], Any], n: int = 2048, n_in: int = 3584, rows: int = 
     for to in (QType.F16, QType.BF16):
         time(
             f"round to {to.name}",
-            lambda to=to: gpu.launch(Norm("rms", n_in, to), (n, 1, 1), [out, x, None, None, None, 1e-5]),
+            lambda to=to: gpu.launch(Norm("rms", n_in, to), (n, 1, 1), [out, x, None, None, None, None, 1e-5]),
         )
-        gpu.launch(Norm("", n_in, to), (n, 1, 1), [out, x, None, None, None, 1e-5])
+        gpu.launch(Norm("", n_in, to), (n, 1, 1), [out, x, None, None, None, None, 1e-5])
         sizes = (n, rows, n_in)
         time(
             f"product {sizes} {to.name}",
@@ -47,7 +47,7 @@ def run(say: Callable[[str], Any], n: int = 2048, n_in: int = 3584, rows: int = 
                 y.address, rows, out.address, n_in, blocks.address, n_in, s, to, False
             ),
         )
-    time("finish silu", lambda: gpu.launch(Finish("silu_gate"), (n, 64, 1), [out, y, None, rows, rows // 2]))
+    time("finish silu", lambda: gpu.launch(Finish("silu_gate"), (n, 64, 1), [out, y, None, None, rows, rows // 2]))
     qkv, cache = gpu.zeros((n, 4608), np.float32), gpu.zeros((4 * n * 128,), np.float32)
     pos, seq = gpu.upload(np.arange(n, dtype=np.int32)), gpu.zeros((n,), np.int32)
     table = gpu.zeros((n, 2, 64), np.float32)

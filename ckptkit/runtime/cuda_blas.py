@@ -53,16 +53,17 @@ def _check(status: int, doing: str) -> None:
 
 def product(
     out: int, out_stride: int, x: int, x_stride: int, w: int, w_stride: int, sizes: tuple[int, int, int], type: QType,
-    add: bool, tf32: bool = False,
+    add: bool, tf32: bool = False, factor: float = 1.0,
 ) -> None:  # fmt: skip
-    """out (n, rows) f32 = or += x (n, k) w (rows, k)^T; x and w of `type`; strides in elements, addresses as ints."""
+    """out (n, rows) f32 = or += factor x (n, k) w (rows, k)^T; x and w of `type`; strides in elements, addresses as
+    ints."""
     n, rows, k = sizes
     library, made = handle()
-    one, beta = ctypes.c_float(1), ctypes.c_float(1 if add else 0)
+    alpha, beta = ctypes.c_float(factor), ctypes.c_float(1 if add else 0)
     kind = ctypes.c_int(KINDS[type])
     _check(
         library.cublasGemmEx(
-            made, TRANSPOSED, AS_IS, rows, n, k, ctypes.byref(one), ctypes.c_void_p(w), kind, w_stride,
+            made, TRANSPOSED, AS_IS, rows, n, k, ctypes.byref(alpha), ctypes.c_void_p(w), kind, w_stride,
             ctypes.c_void_p(x), kind, x_stride, ctypes.byref(beta), ctypes.c_void_p(out), ctypes.c_int(0), out_stride,
             COMPUTE_TF32 if tf32 else COMPUTE_32F, DEFAULT_ALGORITHM,
         ),

@@ -13,6 +13,8 @@ from typing import ClassVar
 from ..quant.types import QType
 from .cuda_layout import LAYOUTS
 
+PIECE = 2048.0  # how much larger the second of two f16 pieces is written than it counts: f16 has 11 bits
+
 
 @dataclass(frozen=True)
 class Matvec:
@@ -159,7 +161,7 @@ class Decode:
     type: QType
     n_in: int
     to: QType
-    pieces: int = 1  # bf16 pieces, in matrices of their own, that add up to the value
+    pieces: int = 1  # 16-bit pieces, in matrices of their own (kernels_cuda_norm.py says how they add up)
     threads: int = 128
 
 
@@ -172,7 +174,8 @@ class Norm:
     kind: str
     width: int
     to: QType
-    split: int = 1  # bf16 pieces whose sum is the value, one after another along the row
+    split: int = 1  # 16-bit pieces, one after another along the row
+    scaled: bool = False  # times a power of two of its own for each row, which brings its largest to 2^14
     threads: int = 256
 
 
@@ -225,6 +228,8 @@ class Finish:
     MODULE: ClassVar[str] = "kernels_cuda_finish"
 
     act: str
+    scaled: bool = False
+    add: bool = False
     threads: int = 256
 
 

@@ -149,7 +149,7 @@ def embed(x, token_embd, position_embd, batch):
 def norm(out, x, norm, batch):
     """out (n, n_embd) = norm(x); out may be x."""
     plan = Norm(norm.kind, x.shape[1], QType.F32)
-    launch(batch.work, plan, (len(out), 1, 1), [out, x, norm.gain, norm.bias, None, float(norm.eps)])
+    launch(batch.work, plan, (len(out), 1, 1), [out, x, norm.gain, norm.bias, None, None, float(norm.eps)])
 
 
 def norm_linear(out, x, norm, weight, batch, rows=None):

@@ -7,11 +7,12 @@ from __future__ import annotations
 from numba import cuda
 
 from ..quant.types import QType
-from .cuda_plan import Decode
+from .cuda_plan import PIECE, Decode
 from .cuda_ptx import (
     bits_f32,
     f16_f32,
     f32,
+    f32_f16,
     high_f16,
     i32,
     load_u8,
@@ -115,8 +116,18 @@ def kernel(p: Decode):
         return u32(round_bf16(a)) | (u32(round_bf16(b)) << u32(16))
 
     @device
-    def rest_of(x):
+    def two_f16(a, b):
+        return pack_f16(a, b)
+
+    @device
+    def rest_of_bf16(x):
         return x - bits_f32(u32(round_bf16(x)) << u32(16))
+
+    @device
+    def rest_of_f16(x):
+        return (x - f16_f32(f32_f16(x))) * f32(PIECE)
+
+    two, rest_of = (two_f16, rest_of_f16) if HALF else (two_bf16, rest_of_bf16)
 
     def decode(out, rest, w0, w1, w2, w3):
         v = cuda.local.array(8, f32)
@@ -130,19 +141,10 @@ def kernel(p: Decode):
                 if WIDE:
                     store_f32x4(to + u64(g) * u64(32), v[0], v[1], v[2], v[3])
                     store_f32x4(to + u64(g) * u64(32) + u64(16), v[4], v[5], v[6], v[7])
-                elif HALF:
-                    a, b, c, d = pack_f16(v[0], v[1]), pack_f16(v[2], v[3]), pack_f16(v[4], v[5]), pack_f16(v[6], v[7])
-                    store_u32x4(to + u64(g) * u64(16), a, b, c, d)
                 else:
                     for piece in range(PIECES):
                         at = (to if piece == 0 else left) + u64(g) * u64(16)
-                        a, b, c, d = (
-                            two_bf16(v[0], v[1]),
-                            two_bf16(v[2], v[3]),
-                            two_bf16(v[4], v[5]),
-                            two_bf16(v[6], v[7]),
-                        )
-                        store_u32x4(at, a, b, c, d)
+                        store_u32x4(at, two(v[0], v[1]), two(v[2], v[3]), two(v[4], v[5]), two(v[6], v[7]))
                         for e in range(8):
                             v[e] = rest_of(v[e])
         else:
