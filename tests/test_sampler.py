@@ -90,3 +90,66 @@ def test_same_seed_same_draws_other_seed_others() -> None:
 def test_values_out_of_range_are_named(bad: dict[str, float]) -> None:
     with pytest.raises(UnsupportedError, match=next(iter(bad))):
         Sampling(**bad)
+
+
+def straightforward(logits: np.ndarray, history: list[int], s: Sampling, rng: np.random.Generator) -> int:
+    """The order of the steps as the module states it, with everything sorted and float64."""
+    z = logits.astype(np.float64)
+    for token, bias in s.logit_bias.items():
+        z[token] += bias
+    penalise(z, history, s.repeat_penalty, s.repeat_last_n)
+    ids = np.argsort(-z, kind="stable")
+    ids = ids[: s.top_k] if s.top_k else ids
+
+    def softmax(x: np.ndarray) -> np.ndarray:
+        e = np.exp(x - x.max())
+        return e / e.sum()
+
+    if s.typical < 1:
+        ids = ids[typical(softmax(z[ids]), s.typical)]
+        ids = ids[np.argsort(-z[ids], kind="stable")]
+    p = softmax(z[ids])
+    if s.top_p < 1:
+        ids = ids[: int(np.searchsorted(np.cumsum(p), s.top_p) + 1)]
+        p = softmax(z[ids])
+    if s.min_p > 0:
+        ids = ids[p >= s.min_p * p[0]]
+    p = softmax(z[ids] / s.temp)
+    return int(ids[min(int(np.searchsorted(np.cumsum(p), rng.random())), len(ids) - 1)])
+
+
+@pytest.mark.parametrize("n", [1, 5, 1000, 5000, 70_000])
+@pytest.mark.parametrize(
+    "how",
+    [
+        {}, {"top_k": 1}, {"top_k": 300, "temp": 1.5, "min_p": 0.0}, {"top_k": 0, "top_p": 0.7}, {"typical": 0.8},
+        {"logit_bias": {0: float("-inf")}, "repeat_penalty": 1.3}, {"top_k": 10**6, "top_p": 1.0, "min_p": 0.0},
+    ],
+)  # fmt: skip
+def test_picks_are_those_of_sorting_everything(n: int, how: dict[str, float]) -> None:
+    """Spread logits, many ties, NaN among them, all equal, rising and clustered: the same token, the same draws."""
+    if n == 1 and "logit_bias" in how:
+        return  # nothing is left to pick
+    rng = np.random.default_rng(n)
+    spread = (4 * rng.standard_normal(n)).astype(np.float32)
+    holed = spread.copy()
+    holed[rng.integers(0, n, n // 7)] = np.nan
+    ties = rng.integers(-3, 3, n).astype(np.float32) * 0.25
+    clustered = spread.copy()
+    clustered[::1024] += 40
+    ours, plain = np.random.default_rng(3), np.random.default_rng(3)
+    for logits in (spread, ties, holed, np.zeros(n, np.float32), np.arange(n, dtype=np.float32) / n, clustered):
+        for _ in range(3):
+            got, want = (f(logits, [1 % n], Sampling(**how), r) for f, r in ((pick, ours), (straightforward, plain)))
+            assert got == want
+    assert ours.random() == plain.random()
+
+
+def test_numbers_looked_at_ahead_are_those_that_picks_draw() -> None:
+    one, other = Sampler(Sampling(seed=3)), Sampler(Sampling(seed=3))
+    numbers = one.ahead(4)
+    assert numbers.tolist() == other.rng.random(4).tolist()
+    for _ in range(4):
+        one.skip()
+    assert one.pick(LOGITS, []) == other.pick(LOGITS, [])
+    assert one.rng.random() == other.rng.random()
