@@ -1,17 +1,18 @@
-"""GPU benchmarks and checks: python -m benchmarks.gpu [--check] [--decode] [--sweep]."""
+"""GPU benchmarks and checks: python -m benchmarks.gpu --check, --forward, --decode, ... (see -h)."""
 
 from __future__ import annotations
 
 import argparse
 import platform
 import sys
+from pathlib import Path
 
 import numpy as np
 
 from ckptkit.runtime import cuda_compile
 from ckptkit.runtime import cuda_driver as gpu
 
-from . import gpu_check, gpu_decode, gpu_forward, gpu_parts, gpu_tune
+from . import gpu_check, gpu_decode, gpu_forward, gpu_parts, gpu_trained, gpu_tune
 
 
 def machine() -> list[str]:
@@ -41,6 +42,8 @@ def main() -> int:
     parser.add_argument("--parts", action="store_true", help="the parts of a prompt, alone")
     parser.add_argument("--deep", action="store_true", help="decode after 8,192 positions")
     parser.add_argument("--fast", action="store_true", help="with --forward: the fast precision")
+    parser.add_argument("--trained", default="", help="files and folders of trained models, comma-separated")
+    parser.add_argument("--text", default="", help="MODEL.gguf,TEXT to score in both precisions")
     parser.add_argument("--tune", default="", help="time ways to cut products up: 7B,0.5B,GPT-2")
     parser.add_argument(
         "--models", default="", help="only shapes and types that contain one of these words, comma-separated"
@@ -70,6 +73,10 @@ def main() -> int:
         gpu_parts.run(say)
     if args.deep:
         gpu_decode.deep(say)
+    if args.trained:
+        good &= gpu_trained.same_tokens(say, [Path(p) for p in args.trained.split(",")])
+    if args.text:
+        good &= gpu_trained.precisions(say, *(Path(p) for p in args.text.split(",")))
     if args.tune:
         gpu_tune.run(say, args.tune.split(","))
     return 0 if good else 1

@@ -94,23 +94,25 @@ def steps(model: m.Model, start: int, n: int, context: int) -> tuple[float, floa
     return device, host, out
 
 
-def deep(say: Callable[[str], Any], depth: int = 8192) -> None:
-    """Qwen2-7B BF16 after `depth` positions, with float32 and float16 caches."""
+def deep(say: Callable[[str], Any], depths: tuple[int, ...] = (256, 512, 1024, 2048, 8192, 32000)) -> None:
+    """Qwen2-7B BF16 after many positions, with float32 and float16 caches and either attention kernel."""
     shape, n = "Qwen2-7B", 32
     ck = random_model(CONFIGS[shape], QType.BF16)
+    c = ck.config
     for type_kv, size in (("f32", 4), ("f16", 2)):
-        model = open_model(ck, depth + 2 * n, Setting(), type_kv)
-        c = ck.config
-        cached = 2 * size * c.n_layer * c.n_kv_head * c.head_dim * depth
-        roof = (weight_bytes(ck) + cached) / COPY_RATE
-        for grouped in (None, True, False):
-            model.work.grouped = grouped
-            device, host, _ = steps(model, depth, n, depth + 2 * n)
-            say(
-                f"{shape} BF16 after {depth:,} positions, {type_kv} cache, heads grouped {grouped}: "
-                f"{1 / host:,.1f} tok/s with tokens read, {1 / device:,.1f} bare, "
-                f"{roof / device:.3f} of roofline with {cached / 1e6:,.0f} MB of cache (goal 0.75)"
-            )
+        model = open_model(ck, max(depths) + 2 * n, Setting(), type_kv)
+        for depth in depths:
+            cached = 2 * size * c.n_layer * c.n_kv_head * c.head_dim * depth
+            roof = (weight_bytes(ck) + cached) / COPY_RATE
+            for name, deep_from in (("deep", 0), ("short", 1 << 30)):
+                model.work.deep_from = deep_from
+                device, host, _ = steps(model, depth, n, depth + 2 * n)
+                say(
+                    f"{shape} BF16 after {depth:,} positions, {type_kv} cache, {name} kernel: "
+                    f"{1 / host:,.1f} tok/s with tokens read, {1 / device:,.1f} bare, "
+                    f"{roof / device:.3f} of roofline with {cached / 1e6:,.0f} MB of cache (goal 0.75 at 8,192)"
+                )
+        model.close()
         del model
 
 

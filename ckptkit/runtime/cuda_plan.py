@@ -6,7 +6,7 @@ here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar
 
@@ -121,6 +121,65 @@ class Attention:
     def shared_bytes(self, span: int) -> int:
         """Dynamic shared memory of a block that attends to `span` positions."""
         return 4 * (self.heads * span + self.threads // 32 * self.heads * self.width)
+
+
+@dataclass(frozen=True)
+class Deep:
+    """Attention of single tokens over a long cache, on the tensor cores (kernels_cuda_deep.py)."""
+
+    MODULE: ClassVar[str] = "kernels_cuda_deep"
+
+    heads: int  # query heads of a block, up to 8; they share a kv head
+    n_head: int
+    n_kv_head: int
+    head_dim: int
+    width: int
+    pairing: int
+    half_k: bool
+    half_v: bool
+    store: bool
+    warps: int
+    stages: int
+    dependent: bool = False
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return 32 * self.warps
+
+    # rows in shared memory are padded so that what a warp reads at once lies in different banks
+
+    @property
+    def stride_k(self) -> int:
+        """Bytes from key to key."""
+        return self.width * 2 + 16 if self.half_k else self.width * 4 + 32
+
+    @property
+    def stride_v(self) -> int:
+        """Bytes from value to value."""
+        return self.width * (2 if self.half_v else 4) + 32
+
+    @property
+    def stage_bytes(self) -> int:
+        """A tile of 16 keys and values."""
+        return 16 * (self.stride_k + self.stride_v)
+
+    def shared_bytes(self, splits: int) -> int:
+        """Dynamic shared memory: the ring; at the end each warp's values, and what joins the splits."""
+        ring = self.warps * self.stages * self.stage_bytes
+        return max(ring, self.warps * 8 * self.width * 4, 2 * self.heads * splits * 4)
+
+    @property
+    def static_bytes(self) -> int:
+        """Shared memory beside that: queries, weights, the warps' maxima and sums."""
+        return 8 * self.width * 4 + self.warps * (16 * 8 + 16) * 4 + 16
+
+
+def deepest(plan: Deep, shared_bytes: int) -> Deep:
+    """The plan with as many warps, then stages, as a block's shared memory holds."""
+    shapes = ((8, 3), (4, 3), (4, 2), (2, 2), (1, 2))
+    fits = (replace(plan, warps=w, stages=s) for w, s in shapes)
+    return next(p for p in fits if p.shared_bytes(64) + p.static_bytes <= shared_bytes)
 
 
 @dataclass(frozen=True)

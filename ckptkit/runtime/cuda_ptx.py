@@ -85,6 +85,7 @@ store_u8 = ptx("{ .reg .u16 t; cvt.u16.u32 t, $1; st.global.u8 [$0], t; }", None
 shared_f32x4 = ptx("ld.shared.v4.f32 {$0,$1,$2,$3}, [$4];", (f32, 4), u32, ordered=True)
 shared_f32x2 = ptx("ld.shared.v2.f32 {$0,$1}, [$2];", (f32, 2), u32, ordered=True)
 shared_f32 = ptx("ld.shared.f32 $0, [$1];", f32, u32, ordered=True)
+shared_u32 = ptx("ld.shared.u32 $0, [$1];", u32, u32, ordered=True)
 put_shared_f32x4 = ptx("st.shared.v4.f32 [$0], {$1,$2,$3,$4};", None, u32, f32, f32, f32, f32, ordered=True)
 put_shared_f32x2 = ptx("st.shared.v2.f32 [$0], {$1,$2};", None, u32, f32, f32, ordered=True)
 put_shared_f32 = ptx("st.shared.f32 [$0], $1;", None, u32, f32, ordered=True)
@@ -137,3 +138,19 @@ multiply_f16 = ptx(
 pack_f16 = ptx("{ .reg .f16 a, b; cvt.rn.f16.f32 a, $1; cvt.rn.f16.f32 b, $2; mov.b32 $0, {a, b}; }", u32, f32, f32)
 put_shared_u32x4 = ptx("st.shared.v4.u32 [$0], {$1,$2,$3,$4};", None, u32, u32, u32, u32, u32, ordered=True)
 put_shared_u32 = ptx("st.shared.u32 [$0], $1;", None, u32, u32, ordered=True)
+
+# the same in tf32 (sm_80): 16 x 8 results, 16 x 8 by 8 x 8 operands; a float32's low 13 bits are not looked at
+multiply_tf32 = ptx(
+    "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {$0,$1,$2,$3}, {$4,$5,$6,$7}, {$8,$9}, {$10,$11,$12,$13};",
+    (f32, 4), u32, u32, u32, u32, u32, u32, f32, f32, f32, f32,
+)  # fmt: skip
+round_tf32 = ptx("cvt.rna.tf32.f32 $0, $1;", u32, f32)
+
+# copies into shared memory that run on their own (sm_80): 16 bytes, of which the first $2 are read, the others zero
+copy_async = ptx("cp.async.cg.shared.global [$0], [$1], 16, $2;", None, u32, u64, i32, ordered=True)
+commit_copies = ptx("cp.async.commit_group;", None, ordered=True)
+
+
+def wait_copies(n: int) -> Callable[..., Any]:
+    """An intrinsic: all but this thread's last `n` groups of copies have arrived."""
+    return ptx(f"cp.async.wait_group {n};", None, ordered=True)

@@ -20,7 +20,7 @@ from ..quant.types import QType
 from . import cuda_driver as gpu
 from .cuda_driver import Buffer, download, empty, sync, upload, zeros  # noqa: F401  part of the module's names
 from .cuda_layout import LAYOUTS
-from .cuda_plan import Attention, Embed, Flash, Flash16, Matvec, Norm, Pick, StoreKV, cut
+from .cuda_plan import Attention, Deep, Embed, Flash, Flash16, Matvec, Norm, Pick, StoreKV, cut, deepest
 from .cuda_products import many
 from .cuda_weights import load_bytes, place, place_rows, plain, stage  # noqa: F401
 
@@ -46,6 +46,7 @@ class Workspace:
     dependent: bool
     early: bool = True
     grouped: bool | None = None  # whether heads that share keys are worked on together; None: by the context
+    deep_from: int = 1024  # attention over more positions than that goes to kernels_cuda_deep.py
     message: Callable[[str], None] | None = None
     plans: list[Any] | None = None  # while plans are collected instead of launched
     kept: dict[str, Buffer] = field(default_factory=dict)
@@ -213,10 +214,21 @@ def attention(out, qkv, rope_table, pairing, k_cache_i, v_cache_i, batch):
         launch(work, flash, (n_head, -(-n // 64), 1), args, flash.shared_bytes)
         return
     reach = min(work.reach, max(context, 1))
+    if reach > work.deep_from and width <= 128 and gpu.card().capability >= (8, 0):
+        heads = divisor(n_head // n_kv)
+        plan = deepest(Deep(heads, *kind, n == 1, 1, 1, work.dependent), gpu.card().shared_bytes)
+        blocks = n_head // heads
+        splits = max(min(gpu.card().processors // blocks, 64), 1)
+        partial, counters = _attention_scratch(work, n, n_head, splits, width)
+        args = [
+            out, qkv, rope_table, k_cache_i, v_cache_i, batch.pos, batch.seq, partial, counters, context, scale,
+        ]  # fmt: skip
+        launch(work, plan, (blocks, splits, n), args, plan.shared_bytes(splits))
+        return
     group, processors = n_head // n_kv, gpu.card().processors
     # one head a block while the card is not filled, and where f16 halves what heads that share keys read twice
     grouped = reach > 2 * SPAN and not (half_k or half_v) if work.grouped is None else work.grouped
-    together = max(h for h in range(1, min(group, 8) + 1) if group % h == 0) if grouped else 1
+    together = divisor(group) if grouped else 1
     splits = SPLITS if together > 1 else max(processors // n_head, 1)
     span = max(SPAN, -(-reach // splits // 32) * 32)
     splits = -(-reach // span)
@@ -229,6 +241,11 @@ def attention(out, qkv, rope_table, pairing, k_cache_i, v_cache_i, batch):
         scale,
     ]  # fmt: skip
     launch(work, plan, (blocks, splits, n), args, plan.shared_bytes(span))
+
+
+def divisor(group):
+    """Query heads that a block works on together: the most, up to 8, that divide the heads of a kv head."""
+    return max(h for h in range(1, min(group, 8) + 1) if group % h == 0)
 
 
 def _attention_scratch(work, n, n_head, splits, width):

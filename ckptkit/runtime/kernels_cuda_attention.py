@@ -2,9 +2,8 @@
 fused.
 
 The cache of one layer is (sequence, kv head, position, width), width = head_dim rounded up to 16 with zeros; f32 or
-f16. A block owns `heads` query heads of one kv head and one split of `span` positions. With several splits, each
-leaves its maximum, its sum and its weighted values; the last one to finish joins them in order, so the result does
-not depend on who is last.
+f16. A block owns `heads` query heads of one kv head and one split of `span` positions; several splits are joined by
+the last to finish (kernels_cuda_join.py).
 """
 
 # mypy: ignore-errors
@@ -15,12 +14,10 @@ from numba import cuda
 from .cuda_plan import Attention
 from .cuda_ptx import (
     bits_f32,
-    count_up_to,
     exp2,
     f16_f32,
     f32,
     f32_f16,
-    fence,
     high_f16,
     i32,
     load_f32,
@@ -34,6 +31,7 @@ from .cuda_ptx import (
     u64,
     wait_for_previous,
 )
+from .kernels_cuda_join import joiner
 
 device = cuda.jit(device=True)
 ARGUMENTS = (u64,) * 9 + (i32, i32, f32)
@@ -92,7 +90,7 @@ def kernel(p: Attention):
     N_Q, N_KREG, N_ACC, N_VREG = HEADS * EACH_K * PER_K, AHEAD_K * WORDS_K, HEADS * EACH_V * PER_V, AHEAD_V * WORDS_V
     N_QUERY, N_STATE = HEADS * WIDTH, 2 * HEADS
     QKV = (N_HEAD + 2 * N_KV) * HEAD_DIM
-    RECORD = WIDTH + 2
+    leave, join = joiner(HEADS, N_HEAD, HEAD_DIM, WIDTH, THREADS)
 
     def attention(out, qkv, rope, keys, values, positions, sequences, partial, counters, context, span, scale):
         scores = cuda.shared.array(0, f32)  # (HEADS, span), then (WARPS, HEADS, WIDTH)
@@ -104,7 +102,6 @@ def kernel(p: Attention):
         kreg = cuda.local.array(N_KREG, u32)
         acc = cuda.local.array(N_ACC, f32)
         vreg = cuda.local.array(N_VREG, u32)
-        some = cuda.local.array(16, f32)
         tid = i32(cuda.threadIdx.x)
         hb, split, token = i32(cuda.blockIdx.x), i32(cuda.blockIdx.y), i32(cuda.blockIdx.z)
         # what older launches wrote may be read ahead of the one before this: the position, and all keys and values
@@ -275,55 +272,7 @@ def kernel(p: Attention):
             for w in range(WARPS):
                 v += scores[sums + i32(w * N_QUERY) + i32(i)]
             head = hb * i32(HEADS) + h
-            if splits == 1:
-                if d < i32(HEAD_DIM):
-                    store_f32(
-                        out + (u64(token) * u64(N_HEAD * HEAD_DIM) + u64(head * i32(HEAD_DIM) + d)) * u64(4),
-                        v / state[i32(HEADS) + h],
-                    )
-            else:
-                record = partial + u64((token * i32(N_HEAD) + head) * i32(cuda.gridDim.y) + split) * u64(RECORD * 4)
-                store_f32(record + u64(d) * u64(4), v)
-                if d == 0:
-                    store_f32(record + u64(WIDTH * 4), state[h])
-                    store_f32(record + u64(WIDTH * 4 + 4), state[i32(HEADS) + h])
-        if splits == 1:
-            return
-        fence()
-        cuda.syncthreads()
-        if tid == 0:
-            counter = counters + u64(token * i32(cuda.gridDim.x) + hb) * u64(4)
-            last[0] = i32(count_up_to(counter, u32(splits - i32(1))) == u32(splits - i32(1)))
-            fence()
-        cuda.syncthreads()
-        if last[0] == 0:
-            return
-        for i in range(tid, i32(HEADS) * splits, THREADS):
-            h, k = i32(i) // splits, i32(i) % splits
-            head = hb * i32(HEADS) + h
-            record = partial + u64((token * i32(N_HEAD) + head) * i32(cuda.gridDim.y) + k) * u64(RECORD * 4)
-            scores[i] = load_f32(record + u64(WIDTH * 4))
-            scores[i32(HEADS) * splits + i32(i)] = load_f32(record + u64(WIDTH * 4 + 4))
-        cuda.syncthreads()
-        for i in range(tid, N_QUERY, THREADS):
-            h, d = i32(i) // i32(WIDTH), i32(i) % i32(WIDTH)
-            head = hb * i32(HEADS) + h
-            record = partial + u64((token * i32(N_HEAD) + head) * i32(cuda.gridDim.y)) * u64(RECORD * 4)
-            top, all_sums, v = f32(LOWEST), f32(0), f32(0)
-            for k in range(splits):
-                top = max(top, scores[h * splits + i32(k)])
-            for begin in range(0, splits, 16):
-                for u in range(16):
-                    k = min(i32(begin) + i32(u), splits - i32(1))
-                    some[u] = load_f32(record + u64(k) * u64(RECORD * 4) + u64(d) * u64(4))
-                for u in range(16):
-                    k = i32(begin) + i32(u)
-                    if k < splits:
-                        w = exp2(scores[h * splits + k] - top)
-                        all_sums += w * scores[(i32(HEADS) + h) * splits + k]
-                        v += w * some[u]
-            if d < i32(HEAD_DIM):
-                at = out + (u64(token) * u64(N_HEAD * HEAD_DIM) + u64(head * i32(HEAD_DIM) + d)) * u64(4)
-                store_f32(at, v / all_sums)
+            leave(out, partial, token, head, split, splits, d, v, state[h], state[i32(HEADS) + h])
+        join(out, partial, counters, scores, last, token, splits, tid)
 
     return attention
