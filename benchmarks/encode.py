@@ -15,6 +15,7 @@ import time
 import libgguf
 import numpy as np
 
+from ckptkit.parallel import threads
 from ckptkit.quant import encode
 from ckptkit.quant.encode import KERNEL_TYPES, decode_rows, encode_rows
 from ckptkit.quant.types import QType, row_bytes
@@ -40,7 +41,7 @@ def main() -> None:
     args = parser.parse_args()
     rows = np.random.default_rng(0).standard_normal((args.elements // 4096, 4096), dtype=np.float32) * np.float32(0.02)
     cpu = platform.processor() or platform.machine()
-    print(f"{cpu}, {encode.threads()} threads, {rows.nbytes / 1e6:.0f} MB of float32")
+    print(f"{cpu}, {threads()} threads, {rows.nbytes / 1e6:.0f} MB of float32")
     columns = f"{'libgguf':>8} {'ours, 1':>8}"
     print(f"{'':5} {'compile s':>9} | encode MB/s: {columns} {'ours':>8} | decode: {columns}")
     for type in KERNEL_TYPES:

@@ -3,7 +3,7 @@
     python -m benchmarks.quantise --peer DIR_WITH_llama-quantize [--rounds 3] [--dir /tmp] [--types q8_0 q4_k_m]
 
 Models: a random GPT-2 of 124 M parameters and a random llama of more than 2 GiB in F32 whose rows are multiples of 256.
-Neither side syncs: ours is told not to by a stand-in for fsync, because llama-quantize does not.
+Neither side syncs: ours is told not to, nor to begin to, by stand-ins, because llama-quantize does not.
 """
 
 from __future__ import annotations
@@ -33,7 +33,14 @@ from ckptkit.tokenizer import ByteBPE, Strings
 GPT2 = Config("gpt2", 1024, 50257, 12, 12, 12, 768, 3072, 64, tied_output=True)
 LLAMA = Config("llama", 2048, 32000, 10, 16, 16, 2048, 5632, 128, rope_pairing="adjacent")
 BLOCK = np.random.default_rng(1).standard_normal(1 << 22, np.float32) * np.float32(0.02)
-OURS = "import os, sys; os.fsync = lambda fd: None; from ckptkit.cli import main; sys.argv[1:1] = ['convert']; main()"
+OURS = """
+import sys
+from ckptkit import files
+files.sync = files.begin_writeback = lambda *_: None
+from ckptkit.cli import main
+sys.argv[1:1] = ["convert"]
+main()
+"""
 
 
 def tensor(shape: tuple[int, ...], seed: int) -> Tensor:

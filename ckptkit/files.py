@@ -6,12 +6,14 @@ process with SIGBUS, which Python cannot catch.
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -22,6 +24,8 @@ from .errors import FormatError, OutputError, UnsupportedError
 
 Bytes = npt.NDArray[np.uint8]
 T = TypeVar("T")
+BEGIN = 2  # SYNC_FILE_RANGE_WRITE of linux/fs.h: start writing these pages, wait for nothing
+WRITEBACK = 16 << 20  # bytes begun at a time; many small requests take the processor longer
 
 
 class File:
@@ -158,13 +162,38 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             yield f
             f.flush()
             os.fchmod(f.fileno(), 0o666 & ~_umask())
-            os.fsync(f.fileno())
+            sync(f.fileno())
         temporary.replace(path)
     except BaseException as e:
         temporary.unlink(missing_ok=True)
         if isinstance(e, OSError):
             raise _unwritable(path, e) from e
         raise
+
+
+def begin_writeback(fd: int, lo: int, hi: int) -> None:
+    """After bytes lo..hi of a file: begin to put what lies before the last boundary in them on the disk.
+
+    Waits for nothing, so that `sync` has little left to wait for. Does nothing where the system has no such call.
+    """
+    first, last = lo // WRITEBACK, hi // WRITEBACK
+    if last > first and (call := _sync_file_range()):
+        call(fd, first * WRITEBACK, (last - first) * WRITEBACK, BEGIN)
+
+
+def sync(fd: int) -> None:
+    """Wait until what was written is on the disk."""
+    os.fsync(fd)
+
+
+@cache
+def _sync_file_range() -> Callable[[int, int, int, int], int] | None:
+    try:
+        call = ctypes.CDLL(None).sync_file_range
+    except (AttributeError, OSError, TypeError):
+        return None
+    call.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
+    return call
 
 
 def _unwritable(path: Path, e: OSError) -> OutputError:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from threading import Lock
 
 import numpy as np
 
@@ -26,15 +27,18 @@ class Recorder:
         self.tensors = {name: self._hashed(name, t) for name, t in stored.items()}
 
     def _hashed(self, name: str, t: Tensor) -> Tensor:
-        inner, total, next_row = t.rows, self.hashes[name], self.next_row
+        """The same tensor; rows that come before those above them, from another thread, wait here to be hashed."""
+        early: dict[int, Bytes] = {}
+        turn = Lock()
 
         def rows(lo: int, hi: int) -> Bytes:
-            data = inner(lo, hi)
-            if next_row[name] == lo:
-                next_row[name] = hi
-                total.update(np.ascontiguousarray(data).data)
-            elif lo < hi:
-                next_row[name] = -1  # a writer that reads in another order, or twice
+            data = t.rows(lo, hi)
+            with turn:
+                if lo >= self.next_row[name]:  # below: a writer that reads twice
+                    early[lo] = data
+                while (waiting := early.pop(self.next_row[name], None)) is not None and len(waiting):
+                    self.hashes[name].update(np.ascontiguousarray(waiting).data)
+                    self.next_row[name] += len(waiting)
             return data
 
         return replace(t, rows=rows)

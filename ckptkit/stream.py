@@ -1,69 +1,51 @@
-"""Writing tensors: rows are read and encoded in one thread while the rows before them are written in another.
+"""Writing tensors: every core reads, encodes and writes pieces of its own, which are small enough for its cache.
 
-Writeback begins as each piece is written, so that the fsync at the end has little left to wait for.
+Writeback begins while later pieces are encoded, so that the sync at the end has little left to wait for.
 """
 
 from __future__ import annotations
 
-import ctypes
-import sys
+import os
 from collections.abc import Callable, Iterable
-from queue import Queue
-from threading import Thread
-from typing import BinaryIO
+from functools import partial
+from typing import Any, BinaryIO
 
-from .files import Bytes
+from . import files
+from .parallel import spread
 from .tensor import Tensor
 
-AHEAD = 2  # pieces that may wait to be written
-BEGIN_WRITEBACK = 2  # SYNC_FILE_RANGE_WRITE of linux/fs.h: start writing these pages, wait for nothing
+Piece = tuple[int, Callable[[], Any]]  # where it goes, and what gives its bytes
 
 
 def write_tensors(out: BinaryIO, tensors: Iterable[Tensor], alignment: int = 1) -> None:
-    """Append the tensors' bytes in order, each padded with zeros to `alignment`; five chunks are held at most."""
-    pieces: Queue[Bytes | bytes | None] = Queue(AHEAD)
-    failed: list[BaseException] = []
+    """Append the tensors' bytes in order, each padded with zeros to `alignment`; a piece a core is held at a time."""
     out.flush()
-    start_writeback = _writeback(out)
+    if not out.seekable():  # a pipe
+        for _, read in _pieces(tensors, alignment, 0)[0]:
+            out.write(memoryview(read()))
+        return
+    pieces, end = _pieces(tensors, alignment, out.tell())
 
-    def write() -> None:
-        while (piece := pieces.get()) is not None:
-            if failed:
-                continue  # the reader is told at its next piece; until then what it sends is let go
-            try:
-                out.write(piece if isinstance(piece, bytes) else piece.data)
-                start_writeback(len(piece) if isinstance(piece, bytes) else piece.nbytes)
-            except BaseException as e:
-                failed.append(e)
+    def write(piece: Piece) -> None:
+        at, read = piece
+        left = memoryview(read()).cast("B")
+        start = at
+        while left:
+            done = os.pwrite(out.fileno(), left, at)
+            at, left = at + done, left[done:]
+        files.begin_writeback(out.fileno(), start, at)
 
-    writer = Thread(target=write, name="write_tensors")
-    writer.start()
-    try:
-        for t in tensors:
-            for _, rows in t.chunks():
-                if failed:
-                    return
-                pieces.put(rows)
-            if t.nbytes % alignment:
-                pieces.put(bytes(-t.nbytes % alignment))
-    finally:
-        pieces.put(None)
-        writer.join()
-        if failed and sys.exc_info()[0] is None:
-            raise failed[0]
+    spread(write, pieces)
+    out.seek(end)
 
 
-def _writeback(out: BinaryIO) -> Callable[[int], None]:
-    """A function to call with the number of bytes just written; does nothing where the system has no such call."""
-    try:
-        call = ctypes.CDLL(None).sync_file_range
-    except (AttributeError, OSError, TypeError):
-        return lambda _nbytes: None
-    call.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
-    at = [out.tell()]
-
-    def start(nbytes: int) -> None:
-        call(out.fileno(), at[0], nbytes, BEGIN_WRITEBACK)
-        at[0] += nbytes
-
-    return start
+def _pieces(tensors: Iterable[Tensor], alignment: int, at: int) -> tuple[list[Piece], int]:
+    """All pieces from offset `at` on, and where they end."""
+    pieces: list[Piece] = []
+    for t in tensors:
+        pieces += [(at + lo * t.row_bytes, partial(t.rows, lo, hi)) for lo, hi in t.pieces()]
+        at += t.nbytes
+        if padding := -t.nbytes % alignment:
+            pieces.append((at, partial(bytes, padding)))
+            at += padding
+    return pieces, at

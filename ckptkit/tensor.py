@@ -21,6 +21,7 @@ from .files import Bytes, File
 from .quant.types import BLOCKS, PLAIN, QType, row_bytes
 
 CHUNK = 16 << 20  # bytes of rows held at a time, whatever the size of the tensor
+PIECE = 1 << 18  # elements that one core takes at a time: a MiB of float32 stays in its cache
 Rows = Callable[[int, int], Bytes]
 
 
@@ -28,7 +29,8 @@ Rows = Callable[[int, int], Bytes]
 class Tensor:
     """`shape` in numpy order, (n,) or (out, in); `rows(lo, hi)` gives uint8 (hi - lo, row_bytes) in a fresh buffer.
 
-    `view()` gives all rows as a view of the mapped file; None where the bytes do not lie in a file as they are.
+    `view()` gives all rows as a view of the mapped file; None where the bytes do not lie in a file as they are. `piece`
+    is the number of elements that are best asked for at a time; several threads may ask at once.
     """
 
     shape: tuple[int, ...]
@@ -36,6 +38,7 @@ class Tensor:
     rows: Rows
     view: Callable[[], Bytes] | None = None
     origin: dict[str, Any] = field(default_factory=dict)
+    piece: int = PIECE
 
     @property
     def row_elements(self) -> int:
@@ -63,6 +66,12 @@ class Tensor:
     def nbytes(self) -> int:
         """Bytes of the tensor as stored."""
         return self.n_rows * self.row_bytes
+
+    def pieces(self) -> Iterator[tuple[int, int]]:
+        """(first row, row after the last) of consecutive pieces of at most `piece` elements, at least one row each."""
+        step = max(self.piece // max(self.row_elements, 1), 1)
+        for lo in range(0, self.n_rows, step):
+            yield lo, min(lo + step, self.n_rows)
 
     def chunks(self, budget: int = CHUNK) -> Iterator[tuple[int, Bytes]]:
         """(first row, rows) for consecutive pieces of at most `budget` bytes, at least one row each."""
@@ -109,6 +118,7 @@ def cut(t: Tensor, lo: int, hi: int) -> Tensor:
         lambda a, b: t.rows(lo + a, lo + b),
         (lambda: view()[lo:hi]) if view else None,
         {"op": "cut", "rows": [lo, hi], "of": t.origin},
+        t.piece,
     )
 
 
@@ -134,7 +144,8 @@ def cat(parts: Sequence[Tensor]) -> Tensor:
         return np.concatenate(pieces) if pieces else np.empty((0, first.row_bytes), np.uint8)
 
     shape = (int(starts[-1]), *first.shape[1:])
-    return Tensor(shape, first.type, rows, None, {"op": "cat", "of": [p.origin for p in parts]})
+    origin = {"op": "cat", "of": [p.origin for p in parts]}
+    return Tensor(shape, first.type, rows, None, origin, max(p.piece for p in parts))
 
 
 def pad(t: Tensor, n_rows: int) -> Tensor:
@@ -150,11 +161,14 @@ def permute(t: Tensor, order: npt.NDArray[np.int64], **how: Any) -> Tensor:
         first = int(index.min())
         return t.rows(first, int(index.max()) + 1)[index - first]
 
-    return Tensor(t.shape, t.type, rows, None, {"op": "permute", **how, "of": t.origin})
+    return Tensor(t.shape, t.type, rows, None, {"op": "permute", **how, "of": t.origin}, t.piece)
 
 
 def transpose(t: Tensor) -> Tensor:
-    """(in, out) to (out, in), by column stripes; plain types only, since blocks lie along rows."""
+    """(in, out) to (out, in), by column stripes; plain types only, since blocks lie along rows.
+
+    Every stripe reads the whole tensor, so pieces are large.
+    """
     if t.type not in PLAIN or len(t.shape) != 2:
         raise UnsupportedError(
             f"a {t.type.name} tensor of {len(t.shape)} axes cannot be transposed", hint="convert with --type f32"
@@ -169,7 +183,7 @@ def transpose(t: Tensor) -> Tensor:
             out[:, first : first + len(chunk)] = stripe.transpose(1, 0, 2)
         return out.reshape(hi - lo, n * width)
 
-    return Tensor((m, n), t.type, rows, None, {"op": "transpose", "of": t.origin})
+    return Tensor((m, n), t.type, rows, None, {"op": "transpose", "of": t.origin}, CHUNK // width)
 
 
 def constant(shape: tuple[int, ...], value: float, type: QType = QType.F32) -> Tensor:

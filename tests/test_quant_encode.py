@@ -330,5 +330,5 @@ def test_memory_is_bounded_whatever_the_size_of_the_tensor():
 def test_one_core_gives_the_same_bytes(monkeypatch):
     values = np.random.default_rng(4).standard_normal((1500, 512), dtype=np.float32)
     expected = encode_rows(values, QType.Q5_K)
-    monkeypatch.setattr("ckptkit.quant.encode.threads", lambda: 1)
+    monkeypatch.setattr("ckptkit.parallel.threads", lambda: 1)
     np.testing.assert_array_equal(encode(from_array(values, QType.F32), QType.Q5_K).read(), expected)

@@ -7,9 +7,7 @@ lazily, chunk by chunk, on every core; values that the new type cannot hold are 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from functools import cache
 from math import sqrt
@@ -20,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import LossyError, UnsupportedError
-from ..tensor import CHUNK, Tensor
+from ..parallel import spread
+from ..tensor import CHUNK, PIECE, Tensor
 from .types import BLOCKS, QType, row_bytes
 
 Bytes = npt.NDArray[np.uint8]
@@ -40,7 +39,6 @@ K_QUANTS = (QType.Q2_K, QType.Q3_K, QType.Q4_K, QType.Q5_K, QType.Q6_K)
 KERNEL_TYPES = (QType.F16, QType.BF16, *LEGACY, *K_QUANTS)
 WRITABLE = (QType.F32, QType.F64, *KERNEL_TYPES)
 
-PIECE = 1 << 18  # elements one thread encodes at a time: a MiB of float32 stays in its cache
 # From this magnitude on values are looked at one by one. In a block type the scales are halves, which may overflow too.
 TOO_LARGE = {QType.F16: np.float32(65520), QType.BF16: np.float32(3.3961776e38)} | dict.fromkeys(
     (QType.F32, QType.F64), np.float32(np.inf)
@@ -83,7 +81,7 @@ def encode_rows(rows: Floats, type: QType) -> Bytes:
     rows = np.ascontiguousarray(rows, np.float32)
     out = np.empty((len(rows), row_bytes(type, rows.shape[1])), np.uint8)
     step = max(PIECE // max(rows.shape[1], 1), 1)
-    _spread(lambda lo: _encode_into(rows[lo : lo + step], type, out[lo : lo + step]), range(0, len(rows), step))
+    spread(lambda lo: _encode_into(rows[lo : lo + step], type, out[lo : lo + step]), range(0, len(rows), step))
     return out
 
 
@@ -154,18 +152,18 @@ def encode(
             stats.add(record, values.size)
 
     def pieces(source: Bytes, first: int, out: Bytes) -> None:
-        _spread(lambda a: piece(source[a : a + step], first + a, out[a : a + step]), range(0, len(source), step))
+        spread(lambda a: piece(source[a : a + step], first + a, out[a : a + step]), range(0, len(source), step))
 
     def rows(lo: int, hi: int) -> Bytes:
         out = np.empty((hi - lo, width), np.uint8)
         if t.view is not None:  # the bytes lie in a file: every thread reads its own
-            _spread(lambda a: piece(t.rows(a, min(a + step, hi)), a, out[a - lo : a - lo + step]), range(lo, hi, step))
+            spread(lambda a: piece(t.rows(a, min(a + step, hi)), a, out[a - lo : a - lo + step]), range(lo, hi, step))
         else:
             for a in range(lo, hi, batch):
                 pieces(t.rows(a, min(a + batch, hi)), a, out[a - lo : a - lo + batch])
         return out
 
-    return Tensor(shape, type, rows, None, origin)
+    return Tensor(shape, type, rows, None, origin, t.piece)
 
 
 def decode(t: Tensor, name: str = "") -> Tensor:
@@ -259,30 +257,3 @@ def _require_writable(type: QType, elements: int, name: str = "") -> None:
             got=elements,
             hint="choose q8_0 or f16" if BLOCKS[type].elements == 256 else "choose f16",
         )
-
-
-def _spread(task: Callable[[int], Any], pieces: Iterable[int]) -> None:
-    """Run a task on every piece, on every core; the kernels and reads let go of the interpreter lock."""
-    pieces = list(pieces)
-    if len(pieces) < 2 or threads() < 2:
-        for p in pieces:
-            task(p)
-        return
-    jobs = [_pool(threads()).submit(task, p) for p in pieces]
-    try:
-        for job in jobs:
-            job.result()
-    finally:  # after an error nothing may still be reading the file
-        for job in jobs:
-            job.cancel()
-        wait(jobs)
-
-
-def threads() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-@cache
-def _pool(n: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(n, "encode")

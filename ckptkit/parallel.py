@@ -1,0 +1,45 @@
+"""Work in pieces on every core this process may use; numpy, our kernels and file calls let other threads run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from threading import Lock, Thread
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def threads() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def spread(task: Callable[[T], Any], pieces: Sequence[T]) -> None:
+    """Run a task on every piece, the calling thread among those at work; pieces are taken up in their order.
+
+    After an error no further piece is taken up; once all threads have stopped, the earliest piece's error is raised,
+    the same one however many threads there are.
+    """
+    waiting, turn = enumerate(pieces), Lock()
+    failed: dict[int, BaseException] = {}
+
+    def work() -> None:
+        while not failed:
+            with turn:
+                job = next(waiting, None)
+            if job is None:
+                return
+            try:
+                task(job[1])
+            except BaseException as e:
+                failed[job[0]] = e
+
+    others = [Thread(target=work, name=f"piece {k}") for k in range(1, min(threads(), len(pieces)))]
+    for thread in others:
+        thread.start()
+    work()
+    for thread in others:
+        thread.join()
+    if failed:
+        raise failed[min(failed)]
