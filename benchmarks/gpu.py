@@ -33,6 +33,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="every kernel against float64")
     parser.add_argument("--only", default="", help="one group of checks")
+    parser.add_argument("--every", type=int, default=1, help="only every n-th check, for a slow tool around it")
     parser.add_argument("--forward", action="store_true", help="whole models against float64")
     parser.add_argument("--decode", action="store_true", help="decode speed of the table's models")
     parser.add_argument(
@@ -56,7 +57,7 @@ def main() -> int:
 
     for line in machine():
         say(line)
-    good = gpu_check.run(say, args.only) if args.check else True
+    good = gpu_check.run(say, args.only, args.every) if args.check else True
     if args.check or args.forward:
         good &= gpu_forward.run(say, "fast" if args.fast else "exact")
     words = [w for w in args.models.split(",") if w]

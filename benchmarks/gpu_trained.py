@@ -12,7 +12,7 @@ import numpy as np
 import ckptkit.runtime as runtime
 from ckptkit import convert, formats
 from ckptkit.checkpoint import Checkpoint
-from ckptkit.errors import CkptkitError
+from ckptkit.errors import CkptError
 from ckptkit.runtime.log_softmax import nll_rows
 
 from .gpu_forward import greedy
@@ -29,7 +29,7 @@ def models(places: list[Path]) -> Iterator[tuple[Path, Checkpoint]]:
         try:
             ck = formats.open(path)
             runtime.load(ck, "cpu").close()
-        except CkptkitError:
+        except CkptError:
             continue
         yield path, formats.open(path)
 
