@@ -86,7 +86,8 @@ def q8_0(b, x, peak, out):
     """Symmetric, 255 levels; round half away from zero."""
     d = peak.from_bits() / 127.0
     stored_d = d.half_to(out)
-    q = [(v * scale_of(d)).call("llvm.round").to_int() for v in x]
+    scale = scale_of(d)
+    q = [(v * scale).call("llvm.round").to_int() for v in x]
     for k, v in enumerate(q):
         v.bytes_to(address(b, out, 2 + N * k))
     return [v.to_float() * stored_d for v in q]
@@ -99,7 +100,8 @@ def symmetric(b, x, peak, out, five_bits):
     top = top.where(peak.differs(0), 0.0)
     d = top / float(-half)
     stored_d = d.half_to(out)
-    q = [(v * scale_of(d) + (half + 0.5)).to_int().as_int8().at_most(2 * half - 1) for v in x]
+    scale = scale_of(d)
+    q = [(v * scale + (half + 0.5)).to_int().as_int8().at_most(2 * half - 1) for v in x]
     pack(b, address(b, out, 2), q, five_bits)
     return [((v & (2 * half - 1)) - half).to_float() * stored_d for v in q]
 
@@ -113,7 +115,8 @@ def affine(b, x, _peak, out, five_bits):
     low = signed_as_first(low.abs(), x, [v.equals(low) for v in x])  # which zero it is shows in m
     d = (high + 0.0 - low) / float(levels)
     stored_d, stored_low = d.half_to(out), low.half_to(address(b, out, 2))
-    q = [((v - low) * scale_of(d) + 0.5).to_int().as_int8() for v in x]
+    scale = scale_of(d)
+    q = [((v - low) * scale + 0.5).to_int().as_int8() for v in x]
     if not five_bits:
         q = [v.at_most(levels) for v in q]
     pack(b, address(b, out, 4), q, five_bits)

@@ -102,6 +102,10 @@ class Lanes:
         """This value where the mask is set, the other elsewhere."""
         return Lanes(self.b, self.b.select(mask.v, self.v, self.like(other).v))
 
+    def mask(self):
+        """Lane by lane all bits for true, none for false: what comparing leaves in a register, while 0 or 1 costs."""
+        return Lanes(self.b, self.b.sext(self.v, ir.VectorType(I32, N)))
+
     def bits(self):
         """The same bits as integers."""
         return Lanes(self.b, self.b.bitcast(self.v, _shape(self.v.type, I32)))
@@ -300,16 +304,15 @@ def record(errors, pairs):
     for value, stored in pairs:
         error = stored - value
         size, square = error.abs().bits(), error.squared()
-        zeroed = value.differs(0.0) & stored.equals(0.0)
-        zeroed = Lanes(b, b.zext(zeroed.v, ir.VectorType(I32, N)))
+        zeroed = value.differs(0.0).mask() & stored.equals(0.0).mask()
         worst = size if worst is None else worst.at_least(size)
         squares = square if squares is None else squares + square
-        lost = zeroed if lost is None else lost + zeroed
+        lost = zeroed if lost is None else lost + zeroed  # -1 for each
     store(b, (load(b, errors, F64) + squares).v, errors)
     at = address(b, errors, 8 * N)
     store(b, load(b, at, I32).at_least(worst).v, at)
     at = address(b, errors, 12 * N)
-    store(b, (load(b, at, I32) + lost).v, at)
+    store(b, (load(b, at, I32) - lost).v, at)
 
 
 def compiled(module: ir.Module) -> llvm.ExecutionEngine:
