@@ -43,11 +43,13 @@ class Parrot:
     def forward(self, ids, cache=None, logits="all"):
         return self._logits(0)
 
+    def prepare(self, cache, samplers, n_prompt):
+        pass
+
     def decode(self, cache, token, sampler, history):
         k = 1
         while True:
             token = sampler.pick(self._logits(k), history)
-            history.append(token)
             k += 1
             yield token
 

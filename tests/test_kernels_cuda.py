@@ -20,14 +20,19 @@ from ckptkit.runtime import cuda_compile, cuda_driver
 from ckptkit.runtime.cuda_layout import LAYOUTS
 from ckptkit.runtime.cuda_plan import (
     Attention,
+    Ban,
+    Bound,
     Decode,
+    Deep,
     Embed,
     Finish,
     Flash,
     Flash16,
     Matvec,
+    Nll,
     Norm,
     Pick,
+    Sample,
     Split,
     StoreKV,
     cut,
@@ -60,14 +65,20 @@ def plans(capability: tuple[int, int]) -> list[Any]:
             StoreKV(*kind),
             Flash(*kind),
         ]
-    out += [Norm("layer", 768, QType.F32), Norm("rms", 768, QType.BF16, 3), Finish("silu_gate"), Finish("")]
+    out += [Norm("layer", 768, QType.F32), Norm("rms", 768, QType.BF16, 3), Norm("", 768, QType.F16, 2, True)]
+    out += [Finish("silu_gate"), Finish(""), Finish("", True, True)]
     if capability >= (8, 0):  # its products need sm_80
         out += [Flash16(6, 2, 24, 32, 1, False, True), Flash16(6, 2, 64, 64, 2, True, True)]
+        out += [
+            Deep(3, 6, 2, 24, 32, 1, False, True, True, 2, 2, dependent),
+            Deep(7, 28, 4, 128, 128, 2, True, True, False, 8, 3),
+        ]
     out += [
         Decode(QType.Q4_K, 768, QType.BF16, 2),
-        Decode(QType.Q8_0, 768, QType.F32),
+        Decode(QType.Q8_0, 768, QType.F16, 2),
         Decode(QType.F16, 33, QType.BF16, 2),
     ]
+    out += [Ban(dependent=dependent), Bound(128, dependent=dependent), Sample(1024, 128, dependent=dependent), Nll()]
     return [*out, Pick(True, dependent=dependent), Pick(False)]
 
 
@@ -121,6 +132,7 @@ def test_both_kernel_modules_have_the_same_functions() -> None:
     names = [
         "embed", "norm", "norm_linear", "linear_add", "norm_ffn", "attention", "argmax", "place", "place_rows", "plain",
         "workspace", "describe", "check_fits", "load_bytes", "bucket", "write", "capture", "replay", "run", "sync",
+        "nll", "ready", "own_steps",
     ]  # fmt: skip
     for name in names:
         ours, theirs = (list(inspect.signature(getattr(m, name)).parameters) for m in (cuda, cpu))

@@ -14,7 +14,7 @@ import pytest
 
 from ckptkit import score as scoring
 from ckptkit.runtime import perplexity
-from ckptkit.runtime.perplexity_tokens import TokenText
+from ckptkit.runtime.perplexity_tokens import PerToken, TokenText
 from ckptkit.runtime.perplexity_windows import plan
 from ckptkit.score import PplOptions
 from ckptkit.score_text import side_by_side
@@ -66,6 +66,13 @@ class Table:
             assert (before >= 0).all()  # nothing was left out of the window
             out[k] = self.by_id[tokens[r]] + self.by_pos[pos[r]] + self.by_sum[before.sum() % 97] + np.float32(head)
         return out
+
+    def score_batch(
+        self, tokens: Any, pos: Any, seq: Any, cache: Any, rows: Any, targets: Any, head: int = 0
+    ) -> np.ndarray:
+        from ckptkit.runtime.log_softmax import nll_rows
+
+        return nll_rows(self.forward_batch(tokens, pos, seq, cache, rows, head), targets)
 
     def logits(self, ids: Sequence[int]) -> np.ndarray:
         """The same logits for a window of its own, the plain way."""
@@ -237,7 +244,7 @@ def test_batches_change_no_score_and_bound_the_logits(source: Any, mode: str, n_
     [whole] = scoring.run(m, path, PplOptions(mode=mode, n_ctx=24))
     made = plan(mode, np.frombuffer(data, np.uint8), 24)
     m.calls.clear()
-    r = perplexity.score(m, made, n_batch=n_batch, logits_bytes=rows * 4 * VOCAB)
+    r = perplexity.score(m, made, n_batch=n_batch, logits_bytes=rows * 4 * VOCAB, sinks=[PerToken()])
     assert (r.tokens, r.nll, r.running) == (whole.tokens, whole.nll, whole.running)  # to the last bit
     assert max(n for _, n in m.calls) <= rows
     assert max(n for n, _ in m.calls) <= max(n_batch, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,6 +12,7 @@ from .generate import Collector, GenerateOptions, Generation, check_prompt, with
 from .sampler import Sampler
 
 if TYPE_CHECKING:
+    from .kv_cache import KVCache
     from .model import Model
 
 
@@ -31,18 +33,28 @@ def _group(model: Model, prompts: list[list[int]], options: GenerateOptions) -> 
     samplers = [Sampler(without_eos(model, options)) for _ in prompts]
     longest = max(len(row.prompt) + row.limit for row in rows)
     cache = model.new_cache(n_seq=len(rows), context=min(model.context, max(longest, 1)))
-    logits = {}
     for s, row in enumerate(rows):
         n = len(row.prompt)
-        logits[s] = model.forward_batch(row.prompt, np.arange(n), np.full(n, s), cache, [n - 1])[0]
-    running = [s for s, row in enumerate(rows) if row.limit > 0]
-    while running:
-        for s in running:
-            rows[s].take(samplers[s].pick(logits[s], rows[s].history))
-        running = [s for s in running if not rows[s].reason]
-        if running:
-            tokens = [rows[s].history[-1] for s in running]
-            positions = [len(rows[s].history) - 1 for s in running]
-            found = model.forward_batch(tokens, positions, running, cache, np.arange(len(running)))
-            logits = dict(zip(running, found, strict=True))
+        logits = model.forward_batch(row.prompt, np.arange(n), np.full(n, s), cache, [n - 1])[0]
+        if row.limit > 0:
+            row.take(samplers[s].pick(logits, row.history))
+    while running := [s for s, row in enumerate(rows) if not row.reason]:
+        _steps(model, cache, running, rows, samplers)
     return [row.finish() for row in rows]
+
+
+def _steps(model: Model, cache: KVCache, running: list[int], rows: list[Collector], samplers: list[Sampler]) -> None:
+    """Decode rows together until half of them have come to an end, or one that has is full; the others go on without
+    those."""
+    left = len(running)
+    chosen = [samplers[s] for s in running], [rows[s].history for s in running]
+    with closing(model.decode_rows(cache, running, *chosen)) as steps:
+        for picked in steps:
+            for k, token in picked:
+                row = rows[running[k]]
+                if not row.reason:
+                    row.take(token)
+                    left -= bool(row.reason)
+            full = any(rows[s].reason and cache.length[s] >= cache.context for s in running)
+            if full or 2 * left <= len(running):
+                return

@@ -126,6 +126,11 @@ def driver_api() -> Any:
     return api
 
 
+def is_open() -> bool:
+    """Whether the card is in use and the driver still there: not so while the interpreter shuts down."""
+    return _card is not None and getattr(_card.api, "cuMemFree", None) is not None
+
+
 def available() -> bool:
     """Whether there is a driver, a card and a compiler for it; nothing is started that could not be stopped."""
     try:
@@ -227,12 +232,53 @@ def upload(array: Array) -> Buffer:
 
 def download(buffer: Buffer) -> Array:
     """A host copy of a buffer, after everything launched before."""
-    c = card()
     out = np.empty(buffer.shape, buffer.dtype)
-    if out.nbytes:
-        check(c.api.cuMemcpyDtoHAsync(out.ctypes.data, buffer.address, out.nbytes, c.stream), "copying from it")
-    sync()
+    download_into(out, buffer)
     return out
+
+
+def download_into(out: Array, buffer: Buffer) -> None:
+    """Fill a contiguous host array from a buffer, after everything launched before.
+
+    Through page-locked memory in pieces, one copied out while the next arrives: the driver's own way to ordinary memory
+    is a quarter as fast.
+    """
+    c = card()
+    assert out.nbytes == buffer.nbytes
+    assert out.flags.c_contiguous
+    if out.nbytes <= PIECE // 64:
+        if out.nbytes:
+            check(c.api.cuMemcpyDtoHAsync(out.ctypes.data, buffer.address, out.nbytes, c.stream), "copying from it")
+        sync()
+        return
+    if not _landing:
+        _landing.extend((*pinned(PIECE), event()) for _ in range(2))
+    flat = out.reshape(-1).view(np.uint8)
+    starts = range(0, out.nbytes, PIECE)
+    for turn in range(len(starts) + 1):
+        if turn < len(starts):
+            at = starts[turn]
+            _, address, mark = _landing[turn % 2]
+            n = min(PIECE, out.nbytes - at)
+            check(c.api.cuMemcpyDtoHAsync(address, buffer.address + at, n, c.stream), "copying from it")
+            record(mark)
+        if turn:
+            at = starts[turn - 1]
+            raw, _, mark = _landing[(turn - 1) % 2]
+            wait(mark)
+            flat[at : at + PIECE] = raw[: len(flat) - at]
+
+
+PIECE = 4 << 20  # bytes on their way to the host at a time
+_landing: list[tuple[Array, int, Any]] = []  # two page-locked pieces and their events, made on first use
+
+
+def release_landing() -> None:
+    """Free the page-locked pieces of downloads."""
+    while _landing:
+        _, address, mark = _landing.pop()
+        forget_event(mark)
+        release_pinned(address)
 
 
 def copy_from_pinned(out: Buffer, address: int, nbytes: int) -> None:
@@ -347,11 +393,15 @@ class Address(int):
 # graphs
 
 
-@dataclass(frozen=True, eq=False)
 class Graph:
-    """A captured sequence of launches."""
+    """A captured sequence of launches; freed with its last reference, or by `forget`."""
 
-    executable: Any
+    def __init__(self, executable: Any) -> None:
+        self.executable = executable
+
+    def __del__(self) -> None:
+        if self.executable is not None and is_open():
+            forget(self)
 
 
 def capture(fn: Callable[[], Any]) -> Graph:
@@ -378,8 +428,10 @@ def replay(graph: Graph) -> None:
 
 
 def forget(graph: Graph) -> None:
-    """Free a graph."""
-    check(card().api.cuGraphExecDestroy(graph.executable), "freeing a graph")
+    """Free a graph, which must not be running."""
+    executable, graph.executable = graph.executable, None
+    if executable is not None:
+        check(card().api.cuGraphExecDestroy(executable), "freeing a graph")
 
 
 # time
@@ -399,6 +451,11 @@ def record(made: Any) -> None:
     check(c.api.cuEventRecord(made, c.stream), "recording an event")
 
 
+def forget_event(made: Any) -> None:
+    """Free a mark."""
+    check(card().api.cuEventDestroy(made), "freeing an event")
+
+
 def wait(made: Any) -> None:
     """Block until the card has passed a mark."""
     check(card().api.cuEventSynchronize(made), "running a kernel")
@@ -415,5 +472,5 @@ def seconds(fn: Callable[[], Any], repeat: int = 5) -> float:
         wait(last)
         times.append(float(check(c.api.cuEventElapsedTime(first, last), "timing")) * 1e-3)
         for e in (first, last):
-            check(c.api.cuEventDestroy(e), "timing")
+            forget_event(e)
     return sorted(times)[repeat // 2]

@@ -250,6 +250,53 @@ class Pick:
 
 
 @dataclass(frozen=True)
+class Ban:
+    """Logits of some tokens to minus infinity (kernels_cuda_ban.py)."""
+
+    MODULE: ClassVar[str] = "kernels_cuda_ban"
+
+    threads: int = 32
+    dependent: bool = False
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A lower bound of the k-th largest logit (kernels_cuda_bound.py)."""
+
+    MODULE: ClassVar[str] = "kernels_cuda_bound"
+
+    blocks: int
+    threads: int = 256
+    dependent: bool = False
+
+    @property
+    def groups(self) -> int:
+        """Maxima that the bound is found from: eight a block."""
+        return self.blocks * 8
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Draws a token from those that reach the bound; moves the sequence on (kernels_cuda_sample.py)."""
+
+    MODULE: ClassVar[str] = "kernels_cuda_sample"
+
+    room: int  # tokens that may reach the bound
+    most: int  # of which so many may be drawn from
+    threads: int = 256
+    dependent: bool = False
+
+
+@dataclass(frozen=True)
+class Nll:
+    """-log p of one token of each row of logits (kernels_cuda_nll.py)."""
+
+    MODULE: ClassVar[str] = "kernels_cuda_nll"
+
+    threads: int = 512
+
+
+@dataclass(frozen=True)
 class Split:
     """Blocks as stored to planes (kernels_cuda_split.py)."""
 

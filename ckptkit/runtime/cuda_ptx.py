@@ -16,8 +16,12 @@ from numba.cuda import types
 from numba.cuda.extending import intrinsic
 
 i32, u16, u32, u64, f32 = types.int32, types.uint16, types.uint32, types.uint64, types.float32
-LLVM = {i32: ir.IntType(32), u16: ir.IntType(16), u32: ir.IntType(32), u64: ir.IntType(64), f32: ir.FloatType()}
-LETTER = {i32: "r", u16: "h", u32: "r", u64: "l", f32: "f"}  # constraint letters of PTX inline assembly
+f64 = types.float64
+LLVM = {
+    i32: ir.IntType(32), u16: ir.IntType(16), u32: ir.IntType(32), u64: ir.IntType(64), f32: ir.FloatType(),
+    f64: ir.DoubleType(),
+}  # fmt: skip
+LETTER = {i32: "r", u16: "h", u32: "r", u64: "l", f32: "f", f64: "d"}  # constraint letters of PTX inline assembly
 
 
 def ptx(text: str, result: Any, *args: Any, ordered: bool = False) -> Callable[..., Any]:
@@ -69,11 +73,13 @@ load_scale_u16 = ptx("ld.global.nc.u16 $0, [$1];", u16, u64, ordered=True)
 load_f32x4 = ptx("ld.global.cg.v4.f32 {$0,$1,$2,$3}, [$4];", (f32, 4), u64, ordered=True)
 load_u32x4 = ptx("ld.global.cg.v4.u32 {$0,$1,$2,$3}, [$4];", (u32, 4), u64, ordered=True)
 load_f32 = ptx("ld.global.cg.f32 $0, [$1];", f32, u64, ordered=True)
+load_f64 = ptx("ld.global.cg.f64 $0, [$1];", f64, u64, ordered=True)
 load_i32 = ptx("ld.global.cg.s32 $0, [$1];", i32, u64, ordered=True)
 load_u32 = ptx("ld.global.cg.u32 $0, [$1];", u32, u64, ordered=True)
 load_u16 = ptx("ld.global.cg.u16 $0, [$1];", u16, u64, ordered=True)
 load_u8 = ptx("{ .reg .u16 t; ld.global.cg.u8 t, [$1]; cvt.u32.u16 $0, t; }", u32, u64, ordered=True)
 store_f32 = ptx("st.global.f32 [$0], $1;", None, u64, f32, ordered=True)
+store_f64 = ptx("st.global.f64 [$0], $1;", None, u64, f64, ordered=True)
 store_f32x4 = ptx("st.global.v4.f32 [$0], {$1,$2,$3,$4};", None, u64, f32, f32, f32, f32, ordered=True)
 store_u32x4 = ptx("st.global.v4.u32 [$0], {$1,$2,$3,$4};", None, u64, u32, u32, u32, u32, ordered=True)
 store_i32 = ptx("st.global.s32 [$0], $1;", None, u64, i32, ordered=True)
@@ -106,6 +112,7 @@ rsqrt = ptx("rsqrt.approx.f32 $0, $1;", f32, f32)
 # order between blocks and between kernels
 fence = ptx("fence.acq_rel.gpu;", None, ordered=True)
 count_up_to = ptx("atom.global.inc.u32 $0, [$1], $2;", u32, u64, u32, ordered=True)  # wraps to 0 after the last
+add_u32 = ptx("atom.global.add.u32 $0, [$1], $2;", u32, u64, u32, ordered=True)
 wait_for_previous = ptx(
     "griddepcontrol.wait;", None, ordered=True
 )  # sm_90: the kernel before is done, its writes visible

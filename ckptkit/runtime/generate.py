@@ -96,13 +96,13 @@ def _tokens(model: Model, row: Collector, sampler: Sampler) -> Generator[int, No
     if row.limit <= 0:
         return
     cache = model.new_cache(context=min(model.context, len(row.prompt) + row.limit))
+    if row.limit > 1:
+        model.prepare(cache, [sampler], len(row.prompt))
     logits = model.forward(row.prompt, cache, logits="last")
-    history = list(row.prompt)
-    token = sampler.pick(logits, history)
-    history.append(token)
+    token = sampler.pick(logits, row.history)
     yield token
     if row.limit > 1:
-        yield from model.decode(cache, token, sampler, history)
+        yield from model.decode(cache, token, sampler, row.history)
 
 
 def check_prompt(model: Model, ids: Sequence[int]) -> list[int]:

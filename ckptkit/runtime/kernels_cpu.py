@@ -54,6 +54,7 @@ from . import kernels_cpu_linear as lin  # noqa: E402
 from .kernels_cpu_blocks import DECODE  # noqa: E402
 from .kernels_cpu_lanes import ROWS, interleave  # noqa: E402
 from .kernels_cpu_team import Team  # noqa: E402
+from .log_softmax import nll_rows  # noqa: E402
 from .simd import LANES, has_bf16_dot  # noqa: E402
 from .weights import decoded_bytes  # noqa: E402
 
@@ -287,7 +288,15 @@ def bucket(reach, context):
     return 0
 
 
-greedy_steps = None  # picking a token on the device would save nothing
+STEP_ROWS = 1  # steps of more rows are programs that are not kept
+
+
+def ready(model, cache, samplers, start):
+    """Nothing to prepare."""
+
+
+def own_steps(model, cache, sequences, tokens, samplers, histories):
+    """None: picking a token on the device would save nothing."""
 
 
 # --- steps ---
@@ -392,6 +401,11 @@ def attention(out, qkv, rope_table, pairing, k_cache_i, v_cache_i, batch):
 def argmax(out, logits, batch):
     """out int32 (n,) = index of the largest logit of each row."""
     out[:] = np.argmax(logits, axis=-1)
+
+
+def nll(out, logits, targets, batch):
+    """out float64 (n,) = -log softmax(logits)[row, targets[row]]; not finite where the logits are not."""
+    out[:] = nll_rows(logits, targets, batch.work.team.n)
 
 
 def load_bytes(ck):

@@ -20,7 +20,23 @@ from ..quant.types import QType
 from . import cuda_driver as gpu
 from .cuda_driver import Buffer, download, empty, sync, upload, zeros  # noqa: F401  part of the module's names
 from .cuda_layout import LAYOUTS
-from .cuda_plan import Attention, Deep, Embed, Flash, Flash16, Matvec, Norm, Pick, StoreKV, cut, deepest
+from .cuda_plan import (
+    Attention,
+    Ban,
+    Bound,
+    Deep,
+    Embed,
+    Flash,
+    Flash16,
+    Matvec,
+    Nll,
+    Norm,
+    Pick,
+    Sample,
+    StoreKV,
+    cut,
+    deepest,
+)
 from .cuda_products import many
 from .cuda_weights import load_bytes, place, place_rows, plain, stage  # noqa: F401
 
@@ -32,7 +48,11 @@ LOG2_E = 1.4426950408889634
 SPAN = 256  # positions of one split of attention, until there would be more than SPLITS of them
 SPLITS = 32
 PICK_BLOCKS = 128
+SAMPLE_MOST = 128  # largest top-k that is drawn from on the card
+SAMPLE_ROOM = 1024  # logits that may reach the bound of the top k before the host is asked
+SAMPLE_SETTINGS = 3  # float64 ahead of a row's random numbers: temperature, top-p, min-p
 COLUMNS = 16  # up to so many tokens are worked on one by one, exactly as each would be alone
+STEP_ROWS = COLUMNS  # of a step that is kept as a graph
 
 
 @dataclass
@@ -54,7 +74,9 @@ class Workspace:
 
     def close(self) -> None:
         """Free what is shared."""
+        gpu.sync()
         self.kept.clear()
+        gpu.release_landing()
 
 
 def workspace(*, threads, fast, max_tokens, widest, head_dim, n_head, n_kv_head, context, message=None):
@@ -66,6 +88,7 @@ def describe(work, report):
     """What runs, for the load report."""
     card = gpu.card()
     stage.close()
+    report.device_name = card.name
     report.threading_layer = f"{card.name}, compute capability {card.capability[0]}.{card.capability[1]}"
 
 
@@ -269,28 +292,82 @@ def argmax(out, logits, batch):
         work,
         Pick(False, dependent=work.dependent),
         (n, PICK_BLOCKS, 1),
-        [out, logits, *_pick_scratch(work, n), None, None, None, logits.shape[1]],
+        [out, logits, *_pick_scratch(work, n), None, None, None, logits.shape[1], 0],
     )
 
 
+def ban(batch, ids):
+    """The logits of `ids` int32 (k,) become minus infinity in every row."""
+    n, n_vocab = batch.logits.shape
+    launch(batch.work, Ban(dependent=batch.work.dependent), (n, 1, 1), [batch.logits, ids, len(ids), n_vocab])
+
+
 def advance(batch, log):
-    """The largest logit's token becomes the batch's token, one position on, and is written to `log` at that
-    position."""
-    work = batch.work
-    args = [batch.tokens, batch.logits, *_pick_scratch(work, 1), batch.tokens, batch.pos, log, batch.logits.shape[1]]
-    launch(work, Pick(True, dependent=work.dependent), (1, PICK_BLOCKS, 1), args)
+    """The largest logit's token becomes the row's token, one position on, and is written to `log` (n, context + 1) at
+    that position."""
+    work, (n, n_vocab) = batch.work, batch.logits.shape
+    args = [batch.tokens, batch.logits, *_pick_scratch(work, n), batch.tokens, batch.pos, log, n_vocab, log.shape[-1]]
+    launch(work, Pick(True, dependent=work.dependent), (n, PICK_BLOCKS, 1), args)
+
+
+def sample(batch, log, numbers, top_k):
+    """As `advance` with a token drawn from the `top_k` largest logits, or -1 in the log where the host must pick.
+
+    `numbers` float64 (n, SAMPLE_SETTINGS + context + 1): a row's temperature, top-p and min-p, then the random number
+    for each position.
+    """
+    work, (n, n_vocab) = batch.work, batch.logits.shape
+    find = Bound(PICK_BLOCKS, dependent=work.dependent)
+    maxima, bound, found, found_ids, counters = _sample_scratch(work, n, find.groups)
+    grid = (n, PICK_BLOCKS, 1)
+    launch(work, find, grid, [bound, batch.logits, maxima, counters[2 * n :], n_vocab, top_k])
+    draw = Sample(SAMPLE_ROOM, SAMPLE_MOST, dependent=work.dependent)
+    args = [
+        batch.logits, bound, found, found_ids, counters, numbers, batch.tokens, batch.pos, log, n_vocab, top_k,
+        log.shape[-1],
+    ]  # fmt: skip
+    launch(work, draw, grid, args)
+
+
+def nll(out, logits, targets, batch):
+    """out float64 (n,) = -log softmax(logits)[row, targets[row]]; not finite where the logits are not."""
+    launch(batch.work, Nll(), (len(logits), 1, 1), [out, logits, targets, logits.shape[1]])
 
 
 def _pick_scratch(work, n):
-    if "best" not in work.kept or len(work.kept["best"]) < n * PICK_BLOCKS:
-        work.kept["best"] = empty((n * PICK_BLOCKS,), np.float32)
-        work.kept["best_at"] = empty((n * PICK_BLOCKS,), np.int32)
-        work.kept["best_count"] = zeros((n,), np.uint32)
-    return work.kept["best"], work.kept["best_at"], work.kept["best_count"]
+    """Best logits, where they are, and counters, of n rows; graphs hold their addresses."""
+    if ("pick", n) not in work.kept:
+        sizes = ((n * PICK_BLOCKS, np.float32), (n * PICK_BLOCKS, np.int32), (n, np.uint32))
+        work.kept["pick", n] = tuple(zeros((size,), type) for size, type in sizes)
+    return work.kept["pick", n]
 
 
-def greedy_steps(model, cache, token):
-    """Tokens of greedy decoding, picked on the card (cuda_decode.py)."""
-    from .cuda_decode import greedy_steps as steps
+def _sample_scratch(work, n, groups):
+    """Maxima, bounds, logits found and their ids, and three counters, of n rows; graphs hold their addresses."""
+    if ("sample", n) not in work.kept:
+        room = n * SAMPLE_ROOM
+        sizes = ((n * groups, np.float32), (n, np.float32), (room, np.float32), (room, np.int32), (3 * n, np.uint32))
+        work.kept["sample", n] = tuple(zeros((size,), type) for size, type in sizes)
+    return work.kept["sample", n]
 
-    return steps(model, cache, token)
+
+def ready(model, cache, samplers, start):
+    """Prepare the steps that will follow a prompt of `start` tokens (cuda_decode.py)."""
+    from . import cuda_decode
+
+    cuda_decode.ready(model, cache, samplers, start)
+
+
+def own_steps(model, cache, sequences, tokens, samplers, histories):
+    """Steps that pick their tokens on the card, where it can pick as the samplers do; else None (cuda_decode.py)."""
+    from . import cuda_decode
+
+    return cuda_decode.own_steps(model, cache, sequences, tokens, samplers, histories)
+
+
+def memory_bandwidth(work):
+    """Bytes read and written per second by a copy on the card: of 1 GiB, or of what fits; the best of five."""
+    nbytes = min(1 << 30, gpu.free_bytes()[0] // 4)
+    here, there = empty((nbytes,), np.uint8), empty((nbytes,), np.uint8)
+    gpu.copy(there, here)
+    return 2 * nbytes / min(gpu.seconds(lambda: gpu.copy(there, here), 1) for _ in range(5))

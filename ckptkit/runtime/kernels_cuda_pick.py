@@ -27,7 +27,17 @@ from .cuda_ptx import (
 )
 
 device = cuda.jit(device=True)
-ARGUMENTS = (u64,) * 8 + (i32,)
+ARGUMENTS = (u64,) * 8 + (i32, i32)
+
+
+@device
+def advance(token, row, tokens, positions, log, stride):
+    """The row's next step takes this token, one position on; `log` (rows, stride) gets it at that position. A row that
+    goes on after its last position stays there."""
+    place = load_i32(positions + u64(row) * u64(4)) + i32(1)
+    store_i32(tokens + u64(row) * u64(4), token)
+    store_i32(positions + u64(row) * u64(4), min(place, stride - i32(2)))
+    store_i32(log + (u64(row) * u64(stride) + u64(min(place, stride - i32(1)))) * u64(4), token)
 
 
 def kernel(p: Pick):
@@ -57,7 +67,7 @@ def kernel(p: Pick):
                 top, at = values[w], places[w]
         return top, at
 
-    def pick(out, logits, best, best_at, counters, tokens, positions, log, n):
+    def pick(out, logits, best, best_at, counters, tokens, positions, log, n, stride):
         values = cuda.shared.array(WARPS, f32)
         places = cuda.shared.array(WARPS, i32)
         last = cuda.shared.array(1, i32)
@@ -96,9 +106,6 @@ def kernel(p: Pick):
             at = min(at, n - i32(1))  # all NaN: still an index
             store_i32(out + u64(row) * u64(4), at)
             if ADVANCE:
-                place = load_i32(positions + u64(row) * u64(4)) + i32(1)
-                store_i32(tokens + u64(row) * u64(4), at)
-                store_i32(positions + u64(row) * u64(4), place)
-                store_i32(log + u64(place) * u64(4), at)
+                advance(at, row, tokens, positions, log, stride)
 
     return pick

@@ -7,8 +7,9 @@ then replayed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
+SCORE_BYTES = 256 << 20  # of logits that scoring holds at a time
 
 
 @dataclass
@@ -99,6 +101,7 @@ class Model:
             message=message,
         )
         self._batches: dict[tuple[int, int], Batch] = {}
+        self._scored: Any = None  # logits (rows, vocab_size) that scoring works on
         self._heads: dict[int, Any] = {0: self.weights.output}
         self._closed = False
         kernels.describe(self.work, self.load_report)
@@ -166,8 +169,58 @@ class Model:
             self._run(b, cache, head, int(pos[lo:hi].max()) + 1)
             out[done : done + len(here)] = k.download(b.logits)
             done += len(here)
+        self._grow(cache, pos, seq)
+        return out
+
+    @staticmethod
+    def _grow(cache: KVCache, pos: Any, seq: Any) -> None:
+        """Count tokens that were run as part of what the cache holds."""
         for s in np.unique(seq):
             cache.length[s] = max(int(cache.length[s]), int(pos[seq == s].max()) + 1)
+
+    def score_batch(
+        self,
+        tokens: Sequence[int] | npt.NDArray[Any],
+        pos: Sequence[int] | npt.NDArray[Any],
+        seq: Sequence[int] | npt.NDArray[Any],
+        cache: KVCache,
+        rows: Sequence[int] | npt.NDArray[Any],
+        targets: Sequence[int] | npt.NDArray[Any],
+        head: int = 0,
+    ) -> npt.NDArray[np.float64]:
+        """-log p (len(rows),) of targets[k] after token index rows[k]; the rest as for `forward_batch`.
+
+        No more than SCORE_BYTES of logits are there at a time, and they stay on the device. Not finite where they are
+        not.
+        """
+        tokens, pos, seq, rows, targets = (np.asarray(a, np.int64) for a in (tokens, pos, seq, rows, targets))
+        self._check(tokens, pos, seq, cache)
+        out, k, weight = np.empty(len(rows), np.float64), self.kernels, self._head(head)
+        most = max(1, SCORE_BYTES // (4 * self.config.vocab_size))
+        for lo in range(0, len(tokens), k.MAX_TOKENS):
+            hi = min(lo + k.MAX_TOKENS, len(tokens))
+            first, last = np.searchsorted(rows, (lo, hi))
+            n = int(last - first)
+            b = self._batch(hi - lo, 0)
+            for buffer, values in ((b.tokens, tokens), (b.pos, pos), (b.seq, seq)):
+                k.write(buffer, values[lo:hi])
+            self.work.reach = k.bucket(int(pos[lo:hi].max()) + 1, cache.context)
+            wanted, asked = k.empty((n,), np.int32), k.empty((n,), np.int32)
+            k.write(wanted, rows[first:last] - lo)
+            k.write(asked, targets[first:last])
+            scores = k.empty((n,), np.float64)
+            if n and (self._scored is None or len(self._scored) < min(n, most)):
+                self._scored = None  # freed first
+                self._scored = k.empty((min(n, most), self.config.vocab_size), np.float32)
+            k.run(partial(forward, self, cache, b, weight), self.work, (hi - lo, 0, head))
+            for at in range(0, n, most):
+                end = min(at + most, n)
+                logits = self._scored[: end - at]
+                step = partial(k.norm_linear, logits, b.x, self.weights.output_norm, weight, b, wanted[at:end])
+                k.run(step, self.work, ("head", end - at, head))
+                k.nll(scores[at:end], logits, asked[at:end], b)
+            out[first:last] = k.download(scores)
+        self._grow(cache, pos, seq)
         return out
 
     def _one(self, token: int, position: int, cache: KVCache, head: int) -> Floats:
@@ -184,14 +237,14 @@ class Model:
         return np.array(k.download(b.logits)[0])
 
     def _run(self, b: Batch, cache: KVCache, head: int, reach: int) -> None:
-        """One pass; no position lies at or beyond `reach`. Steps of one token are captured once for each size of
-        context."""
+        """One pass; no position lies at or beyond `reach`. Steps of a token, or of a token of several sequences, are
+        captured once for each size of context."""
         k = self.kernels
         self.work.reach = k.bucket(reach, cache.context)
-        if len(b.x) > 1:
+        if not self._is_step(len(b.x), len(b.rows)):
             k.run(lambda: forward(self, cache, b, self._head(head)), self.work, (len(b.x), len(b.rows), head))
             return
-        key = (len(b.rows), head, self.work.reach)
+        key = (len(b.x), len(b.rows), head, self.work.reach)
         if key not in cache.graphs:
             cache.graphs[key] = k.capture(lambda: forward(self, cache, b, self._head(head)), self.work)
         k.replay(cache.graphs[key], self.work)
@@ -215,9 +268,13 @@ class Model:
             cache.require(int(s), int(here.max()))
             cache.require(int(s), int(here.min()))
 
+    def _is_step(self, n: int, m: int) -> bool:
+        """Whether a batch of n tokens and m rows of logits is what decoding repeats: its buffers and graphs are
+        kept."""
+        return n == 1 or n == m <= self.kernels.STEP_ROWS
+
     def _batch(self, n: int, m: int) -> Batch:
-        """Buffers for n tokens of which m rows give logits; the ones for single tokens are kept, and the last of
-        many."""
+        """Buffers for n tokens of which m rows give logits; the ones for steps are kept, and the last of many."""
         if (n, m) in self._batches:
             return self._batches[n, m]
         k, c = self.kernels, self.config
@@ -235,7 +292,7 @@ class Model:
             k.empty((n, c.n_ff), f32),
             k.empty((m, c.vocab_size), f32),
         )
-        self._batches = {key: kept for key, kept in self._batches.items() if key[0] == 1}  # and the last one of many
+        self._batches = {key: kept for key, kept in self._batches.items() if self._is_step(*key)}
         self._batches[n, m] = b
         return b
 
@@ -253,14 +310,42 @@ class Model:
         """Logits (n, vocab_size) of extra prediction head `head`: row t scores token t + 1 + head."""
         return self.forward(ids, head=head)
 
-    def decode(self, cache: KVCache, token: int, sampler: Any, history: list[int]) -> Iterator[int]:
+    def prepare(self, cache: KVCache, samplers: Sequence[Any], n_prompt: int) -> None:
+        """Make ready what decoding after prompts of `n_prompt` tokens needs; without it the first step does."""
+        self.kernels.ready(self, cache, samplers, n_prompt)
+
+    def decode(self, cache: KVCache, token: int, sampler: Any, history: list[int]) -> Generator[int, None, None]:
         """After the prompt is in the cache: feed `token`, yield what `sampler.pick(logits, history)` takes, and so
-        on."""
-        if sampler.greedy and self.kernels.greedy_steps is not None:
-            yield from self.kernels.greedy_steps(self, cache, token)
+        on.
+
+        `history`: all tokens so far, to which the caller adds each that it is given.
+        """
+        for picked in self.kernels.own_steps(self, cache, [0], [token], [sampler], [history]) or ():
+            for _, token in picked:
+                yield token
         while True:
             token = int(sampler.pick(self.forward([token], cache, logits="last"), history))
             yield token
+
+    def decode_rows(
+        self,
+        cache: KVCache,
+        sequences: Sequence[int],
+        samplers: Sequence[Any],
+        histories: Sequence[list[int]],
+    ) -> Generator[list[tuple[int, int]], None, None]:
+        """The same for several sequences of the cache side by side: feed the last token of each one's history, yield
+        [(row, token)] after every step.
+
+        Each row comes out as it would alone (exactly so for up to 16 rows on a GPU).
+        """
+        tokens = [history[-1] for history in histories]
+        yield from self.kernels.own_steps(self, cache, sequences, tokens, samplers, histories) or ()
+        while True:
+            positions = [int(cache.length[s]) for s in sequences]
+            logits = self.forward_batch(tokens, positions, sequences, cache, np.arange(len(tokens)))
+            tokens = [int(s.pick(z, h)) for s, z, h in zip(samplers, logits, histories, strict=True)]
+            yield list(enumerate(tokens))
 
     def generate(
         self, prompt: str | bytes | Sequence[int], emit: Callable[[str], object] | None = None, **how: Any
@@ -285,6 +370,10 @@ class Model:
         """End the threads, free the device, close the file."""
         if not self._closed:
             self._closed = True
+            self._batches.clear()
+            self._heads.clear()
+            self._scored = self.rope_table = None
+            del self.weights
             self.work.close()
             self.checkpoint.close()
 

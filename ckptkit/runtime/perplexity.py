@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..tokenizer import Tokenizer
 
 N_BATCH = 2048  # ids in one forward call
-LOGITS_BYTES = 256 << 20  # of logits held at a time
+LOGITS_BYTES = 256 << 20  # of logits held at a time where somebody wants to see them
 Progress = Callable[[int, int, float], object]  # windows done, windows in all, perplexity so far
 
 
@@ -43,6 +43,9 @@ class Scored(Protocol):
 
     def forward_batch(self, tokens: Ids, pos: Ids, seq: Ids, cache: Any, rows: Ids, head: int = 0) -> F32:
         """Logits (len(rows), vocab) of a prediction head after the ids at `rows`."""
+
+    def score_batch(self, tokens: Ids, pos: Ids, seq: Ids, cache: Any, rows: Ids, targets: Ids, head: int = 0) -> F64:
+        """-log p (len(rows),) of `targets` after the ids at `rows`, with few logits there at a time."""
 
 
 class Sink(Protocol):
@@ -124,7 +127,7 @@ def score(
     progress: Progress | None = None,
     notes: Sequence[str] = (),
 ) -> PplReport:
-    """Score a plan's windows, as many at a time as fit `n_batch` ids and `logits_bytes` of logits.
+    """Score a plan's windows, as many at a time as fit `n_batch` ids, and with sinks `logits_bytes` of logits.
 
     Raises UnsupportedError for a window longer than a learned position table, for an id that is not in the vocabulary,
     and for a logit that is not finite.
@@ -203,7 +206,7 @@ def nll_windows(
 ) -> Iterator[tuple[int, Window, F64]]:
     """(number, window, -log p of its targets) in order. Windows share a forward call while ids and logits fit."""
     n_vocab = model.config.vocab_size
-    max_rows = max(1, logits_bytes // (4 * max(n_vocab, 1)))
+    max_rows = max(1, logits_bytes // (4 * max(n_vocab, 1))) if sinks else n_batch
     n_seq = max(1, min(n_batch // max(longest, 1), count))
     cache = model.new_cache(n_seq=n_seq, context=longest)
     group: list[Window] = []
@@ -246,19 +249,23 @@ def _group(
         pos = np.concatenate([np.arange(lo, hi, dtype=np.int32) for _, lo, hi in spans])
         seq = np.concatenate([np.full(hi - lo, s, np.int32) for s, lo, hi in spans])
         rows = np.flatnonzero(pos >= np.array([w.first for w in group])[seq]).astype(np.int32)
-        logits = model.forward_batch(tokens, pos, seq, cache, rows, head)
+        wanted = [(s, max(lo, group[s].first), hi) for s, lo, hi in spans if hi > group[s].first]
+        targets = [group[s].targets[lo - group[s].first : hi - group[s].first] for s, lo, hi in wanted]
+        joined = np.concatenate(targets) if wanted else np.empty(0, np.int32)
+        if sinks:
+            logits = model.forward_batch(tokens, pos, seq, cache, rows, head)
+            scored = nll_rows(logits, joined, model.threads)
+        else:
+            scored = model.score_batch(tokens, pos, seq, cache, rows, joined, head)
         at = 0
-        for s, lo, hi in spans:
-            w = group[s]
-            lo, hi = max(lo, w.first) - w.first, hi - w.first
-            if hi <= lo:
-                continue
-            part = logits[at : at + hi - lo]
+        for s, lo, hi in wanted:
+            w, part = group[s], slice(at, at + hi - lo)
             at += hi - lo
-            nll[s][lo:hi] = nll_rows(part, w.targets[lo:hi], model.threads)
-            _check_finite(nll[s][lo:hi], w.start + lo)
+            lo -= w.first
+            nll[s][lo : hi - w.first] = scored[part]
+            _check_finite(scored[part], w.start + lo)
             for sink in sinks:
-                sink.take(done + s, w, lo, part, nll[s][lo:hi])
+                sink.take(done + s, w, lo, logits[part], scored[part])
     yield from ((done + s, w, nll[s]) for s, w in enumerate(group))
 
 

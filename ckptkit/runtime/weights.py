@@ -44,6 +44,7 @@ class LoadReport:
     resident_bytes: int = 0  # taken beyond the mapped file: copies, scratch, tables
     threads: int = 0
     threading_layer: str = ""
+    device_name: str = ""  # of a GPU
     precision: str = ""
     notes: list[str] = field(default_factory=list)
 
