@@ -25,13 +25,14 @@ for type in (QType.F32, QType.Q4_0):
     ck, values = checkpoint(config, encode=encode)
     ids = np.arange(20)
     expected = truth(config, values, ids)
-    with load(ck, precision="fast", threads=2) as m:
+    with load(ck, precision="exact", threads=2) as m:
         if not {wide}:
             got, cache = m.forward(ids), m.new_cache()
             one_by_one = np.stack([m.forward([i], cache, logits="last") for i in ids])
             worst = max(np.abs(got - expected).max(), np.abs(one_by_one - expected).max())
             assert worst < 1e-4 * np.abs(expected).max(), worst
-            assert any("no bf16" in note for note in m.load_report.notes), m.load_report.notes
+    with load(ck, precision="fast", threads=2) as m:
+        assert {wide} or any("no bf16" in note for note in m.load_report.notes), m.load_report.notes
 print("ok")
 """
 

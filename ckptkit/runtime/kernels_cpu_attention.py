@@ -25,13 +25,10 @@ from __future__ import annotations
 from numba import njit
 
 from .kernels_cpu_blocks import decode16
-from .kernels_cpu_linear import PANEL, PANEL_STEP, VECTORS
+from .kernels_cpu_matmat import PANEL, PANEL_STEP, VECTORS
 from .kernels_cpu_team import JIT, take
 from .simd import (
     add,
-    dot_keys,
-    exp,
-    exp1,
     fma,
     get_f32,
     get_i32,
@@ -51,9 +48,10 @@ from .simd import (
     store_f32,
     sub,
     sum16,
-    tile,
     where_le,
 )
+from .simd_exp import exp, exp1
+from .simd_tiles import dot_keys, tile
 
 OUT = 0  # f32 (n, n_head * head_dim)
 QKV = 8  # f32 (n, (n_head + 2 n_kv_head) * head_dim)

@@ -14,6 +14,7 @@ Team memory, int64; each used cell has a cache line of its own:
 | CHUNK | next piece of work of the running kernel (`take`); the barrier sets it to 0 |
 | PROGRAM, STEPS | address and length of the program: int64 pairs (kernel address, args address) |
 | THREADS | members, the caller included |
+| SPINS | turns of `pause` before a waiting thread offers its core to others at every turn |
 | STOP | workers return |
 | STATE + tid | 0 awake, 1 parked |
 """
@@ -28,12 +29,13 @@ import numpy as np
 from numba import njit, types
 
 from ..errors import UnsupportedError
-from .simd import atomic_add, atomic_get, atomic_put, atomic_swap, call_kernel, get_i64, spin_hint
+from .simd import get_i64
+from .simd_threads import atomic_add, atomic_get, atomic_put, atomic_swap, call_kernel, spin_hint
 
 LINE = 64
-GENERATION, ARRIVED, PHASE, CHUNK, PROGRAM, STEPS, THREADS, STOP, STATE = (LINE * i for i in range(9))
+GENERATION, ARRIVED, PHASE, CHUNK, PROGRAM, STEPS, THREADS, SPINS, STOP, STATE = (LINE * i for i in range(10))
 MAX_THREADS = 256
-SPINS = 1 << 17  # about two milliseconds of `pause`; after that the thread offers its core to others at every turn
+LONG, SHORT = 1 << 17, 64  # spins: about two milliseconds; where there are more threads than cores waiting is in vain
 
 sched_yield = types.ExternalFunction("sched_yield", types.int32())
 JIT = {"nogil": True, "cache": True, "error_model": "numpy", "no_cpython_wrapper": False}
@@ -58,7 +60,7 @@ def barrier(team):
     turns = 0
     while atomic_get(team + PHASE) == phase:
         turns += 1
-        if turns > SPINS:
+        if turns > get_i64(team + SPINS):
             sched_yield()
         else:
             spin_hint()
@@ -76,7 +78,7 @@ def work(team, tid):
 @njit(**JIT)
 def serve(team, tid, seen):
     """A worker's life until it parks: returns the generation it has seen, or -1 to end."""
-    turns = 0
+    turns, spins = 0, get_i64(team + SPINS)
     while True:
         now = atomic_get(team + GENERATION)
         if now != seen:
@@ -86,9 +88,9 @@ def serve(team, tid, seen):
             seen, turns = now, 0
             continue
         turns += 1
-        if turns < SPINS:
+        if turns < spins:
             spin_hint()
-        elif turns < SPINS + 256:
+        elif turns < spins + 256:
             sched_yield()
         else:
             atomic_swap(team + STATE + LINE * tid, 1)
@@ -121,6 +123,7 @@ class Team:
         self._memory = self._memory if base % LINE == 0 else np.zeros(len(self._memory) + 8, np.int64)
         self.address = -(-self._memory.ctypes.data // LINE) * LINE
         self._cell(THREADS, n)
+        self._cell(SPINS, LONG if n <= cores() else SHORT)
         self._locks = [threading.Semaphore(0) for _ in range(n)]
         self._busy = threading.Lock()
         self._sleeping = [False] * n
@@ -171,19 +174,23 @@ class Team:
             self._threads = []
 
 
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def check_threads(threads: int | None) -> int:
-    """The number of threads to use: all cores of this process by default, never more than twice as many."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """The number of threads to use: all cores of this process by default, never more than four times as many."""
     if threads is None:
-        return min(cores, MAX_THREADS)
+        return min(cores(), MAX_THREADS)
     if threads < 1:
         raise UnsupportedError("the number of threads must be at least 1", got=f"-t {threads}")
-    limit = min(4 * cores, MAX_THREADS)
+    limit = min(4 * cores(), MAX_THREADS)
     if threads > limit:
         raise UnsupportedError(
             "more threads than this machine can use",
-            expected=f"-t 1 to {limit} ({cores} cores)",
+            expected=f"-t 1 to {limit} ({cores()} cores)",
             got=f"-t {threads}",
-            hint=f"-t {cores} is the fastest",
+            hint=f"-t {cores()} is the fastest",
         )
     return threads

@@ -11,8 +11,6 @@ A kernel gets everything by address because a Numba call with arrays costs micro
 
 from __future__ import annotations
 
-import struct
-
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -235,6 +233,12 @@ def store_f32(b, address, x):
 
 
 @_op(void, i64, f32x16)
+def store_i8(b, address, x):
+    """Whole numbers of -128 .. 127 as bytes."""
+    _store(b, address, b.trunc(b.fptosi(x, VI), ir.VectorType(I8, LANES)), 1)
+
+
+@_op(void, i64, f32x16)
 def store_f16(b, address, x):
     _store(b, address, b.fptrunc(x, VH), 2)
 
@@ -311,6 +315,12 @@ def fma(b, x, y, z):
     return b.call(_fn(b, "llvm.fma.v16f32", VF, VF, VF, VF), [x, y, z])
 
 
+@_op(f32x16, f32x16)
+def nearest(b, x):
+    """The nearest whole number, ties to even."""
+    return b.call(_fn(b, "llvm.rint.v16f32", VF, VF), [x])
+
+
 @_op(f32x16, f32x16, f32x16)
 def maximum(b, x, y):
     return b.select(b.fcmp_ordered(">", x, y), x, y)
@@ -377,204 +387,3 @@ def small_to_f32(b, x, bias):
     instruction."""
     magic = b.bitcast(b.or_(x, ir.Constant(VI, [0x4B000000] * LANES)), VF)
     return b.fsub(magic, _splat(b, b.fadd(bias, ir.Constant(F32, 8388608.0)), VF))
-
-
-def _exp(b, x, vf, vi, suffix):
-    """Cephes' way: e**x = 2**n e**r with |r| <= ln 2 / 2, and a polynomial for e**r."""
-
-    def c(value):
-        return ir.Constant(vf, [_f32(value)] * LANES if vf is VF else _f32(value))
-
-    def k(value):
-        return ir.Constant(vi, [value] * LANES if vf is VF else value)
-
-    def fma_(p, q, r):
-        return b.call(_fn(b, f"llvm.fma.{suffix}", vf, vf, vf, vf), [p, q, r])
-
-    x = b.select(b.fcmp_ordered(">", x, c(-87.0)), x, c(-87.0))
-    x = b.select(b.fcmp_ordered("<", x, c(88.0)), x, c(88.0))
-    n = b.call(_fn(b, f"llvm.rint.{suffix}", vf, vf), [b.fmul(x, c(1.4426950408889634))])
-    r = fma_(n, c(-0.693145751953125), x)  # ln 2 in two parts: n times the first is exact
-    r = fma_(n, c(-1.42860682030941723212e-6), r)
-    p = c(1 / 5040)
-    for value in (1 / 720, 1 / 120, 1 / 24, 1 / 6, 0.5, 1.0, 1.0):
-        p = fma_(p, r, c(value))
-    power = b.shl(b.add(b.fptosi(n, vi), k(127)), k(23))
-    return b.fmul(p, b.bitcast(power, vf))
-
-
-@_op(f32x16, f32x16)
-def exp(b, x):
-    """e**x to about 2 ulp, x taken into -87 .. 88: at the lower end it stays 1.6e-38, which no sum here notices."""
-    return _exp(b, x, VF, VI, "v16f32")
-
-
-@_op(f32, f32)
-def exp1(b, x):
-    """The same for one value."""
-    return _exp(b, x, F32, I32, "f32")
-
-
-def _f32(x: float) -> float:
-    """The float32 nearest to x: LLVM refuses a constant that has more digits."""
-    return struct.unpack("f", struct.pack("f", x))[0]
-
-
-# --- tiles ---
-
-
-@_op(void, i64, i64, i64, i64)
-def transpose16(b, source, source_stride, target, target_stride):
-    """Write the transpose of 16 x 16 32-bit values; strides in bytes."""
-    rows = [_load(b, b.add(source, b.mul(source_stride, ir.Constant(I64, i))), VF, 4) for i in range(LANES)]
-    step = LANES // 2
-    while step:  # exchange the off-diagonal step x step quarters of every 2*step square
-        low = [i if not i & step else LANES + (i ^ step) for i in range(LANES)]
-        high = [i | step if not i & step else LANES + i for i in range(LANES)]
-        for i in range(LANES):
-            if not i & step:
-                x, y = rows[i], rows[i | step]
-                rows[i] = b.shuffle_vector(x, y, ir.Constant(VI, low))
-                rows[i | step] = b.shuffle_vector(x, y, ir.Constant(VI, high))
-        step //= 2
-    for i in range(LANES):
-        _store(b, b.add(target, b.mul(target_stride, ir.Constant(I64, i))), rows[i], 4)
-
-
-@intrinsic(prefer_literal=True)
-def tile(typingctx, pairs, m, v, a, row_step, k_step, panel, panel_step, n_k, c, c_step, fresh):
-    """C[m, 16 v] (+)= A[m, K] panel[K, 16 v]: the product that prompts and attention spend their time in.
-
-    `pairs`, `m`, `v` are literals. pairs 0: f32 elements; 1: an element is two bf16 (k, k + 1) and C sums both
-    products. A[i, k] lies at a + i * row_step + k * k_step, the panel's row k at panel + k * panel_step, C's row i at
-    c + i * c_step (bytes). Each A element is broadcast against v vectors: m * v sums stay in registers over all of K.
-    `fresh` 0 adds to what C holds.
-    """
-    n_rows, n_vectors, with_pairs = m.literal_value, v.literal_value, bool(pairs.literal_value)
-    sig = void(pairs, m, v, *(i64,) * 9)
-
-    def codegen(context, b, sig, args):
-        a, row_step, k_step, panel, panel_step, n_k, c, c_step, fresh = args[3:]
-        tiles = [(i, j) for i in range(n_rows) for j in range(n_vectors)]
-        where = {
-            (i, j): b.add(c, b.add(b.mul(c_step, ir.Constant(I64, i)), ir.Constant(I64, 64 * j))) for i, j in tiles
-        }
-        sums = {t: cgutils.alloca_once_value(b, ir.Constant(VF, [0.0] * LANES)) for t in tiles}
-        for t in tiles:  # alloca_once_value stores once, in the entry block: a tile inside a loop must clear again
-            b.store(ir.Constant(VF, [0.0] * LANES), sums[t])
-        with b.if_then(b.icmp_signed("==", fresh, ir.Constant(I64, 0))):
-            for t in tiles:
-                b.store(_load(b, where[t], VF, 4), sums[t])
-        rows = [b.add(a, b.mul(row_step, ir.Constant(I64, i))) for i in range(n_rows)]
-        with cgutils.for_range(b, n_k) as loop:
-            at = b.add(panel, b.mul(loop.index, panel_step))
-            right = [
-                _load(b, b.add(at, ir.Constant(I64, 64 * j)), VI if with_pairs else VF, 4) for j in range(n_vectors)
-            ]
-            shift = b.mul(loop.index, k_step)
-            for i in range(n_rows):
-                left = _load(b, b.add(rows[i], shift), I32 if with_pairs else F32, 2 if with_pairs else 4)
-                left = _splat(b, left, VI if with_pairs else VF)
-                for j in range(n_vectors):
-                    old = b.load(sums[i, j])
-                    if with_pairs:
-                        dot = _fn(b, "llvm.x86.avx512bf16.dpbf16ps.512", VF, VF, VB, VB)
-                        new = b.call(dot, [old, b.bitcast(left, VB), b.bitcast(right[j], VB)])
-                    else:
-                        new = b.call(_fn(b, "llvm.fma.v16f32", VF, VF, VF, VF), [left, right[j], old])
-                    b.store(new, sums[i, j])
-        for t in tiles:
-            _store(b, where[t], b.load(sums[t]), 4)
-        return context.get_dummy_value()
-
-    return sig, codegen
-
-
-@intrinsic(prefer_literal=True)
-def dot_keys(typingctx, t, query, keys, step, n_vectors):
-    """Sixteen dot products: f32 query (16 n_vectors,) with rows keys, keys + step, .. of type t (literal: 0 f32, 1
-    f16)."""
-    half = t.literal_value == 1
-
-    def codegen(context, b, sig, args):
-        _, query, keys, step, n_vectors = args
-        sums = [cgutils.alloca_once(b, VF) for _ in range(LANES)]
-        for s in sums:
-            b.store(ir.Constant(VF, [0.0] * LANES), s)
-        rows = [b.add(keys, b.mul(step, ir.Constant(I64, i))) for i in range(LANES)]
-        with cgutils.for_range(b, n_vectors) as loop:
-            q = _load(b, b.add(query, b.mul(loop.index, ir.Constant(I64, 64))), VF, 4)
-            shift = b.mul(loop.index, ir.Constant(I64, 32 if half else 64))
-            for row, s in zip(rows, sums, strict=True):
-                k = _load(b, b.add(row, shift), VH if half else VF, 2 if half else 4)
-                k = b.fpext(k, VF) if half else k
-                b.store(b.call(_fn(b, "llvm.fma.v16f32", VF, VF, VF, VF), [q, k, b.load(s)]), s)
-        return _sums_of(b, [b.load(s) for s in sums])
-
-    return f32x16(t, i64, i64, i64, i64), codegen
-
-
-def _sums_of(b, vectors):
-    """Lane i is the sum of vector i's lanes: half as many vectors at each of four steps."""
-    step = LANES // 2
-    while len(vectors) > 1:
-        n = len(vectors) // 2
-        # Vector i and i + n share one: where a lane's bit `step` is 0 it goes on with i, else with i + n.
-        low = [i if not i & step else LANES + (i ^ step) for i in range(LANES)]
-        high = [i | step if not i & step else LANES + i for i in range(LANES)]
-        vectors = [
-            b.fadd(
-                b.shuffle_vector(x, y, ir.Constant(VI, low)),
-                b.shuffle_vector(x, y, ir.Constant(VI, high)),
-            )
-            for x, y in zip(vectors[:n], vectors[n:], strict=True)
-        ]
-        step //= 2
-    return vectors[0]
-
-
-# --- threads ---
-
-
-@_op(i64, i64, i64)
-def atomic_add(b, address, x):
-    """Add and return the value before."""
-    return b.atomic_rmw("add", b.inttoptr(address, I64.as_pointer()), x, "seq_cst")
-
-
-@_op(i64, i64, i64)
-def atomic_swap(b, address, x):
-    """Store and return the value before."""
-    return b.atomic_rmw("xchg", b.inttoptr(address, I64.as_pointer()), x, "seq_cst")
-
-
-@_op(i64, i64)
-def atomic_get(b, address):
-    return b.load_atomic(b.inttoptr(address, I64.as_pointer()), "acquire", 8)
-
-
-@_op(void, i64, i64)
-def atomic_put(b, address, x):
-    b.store_atomic(x, b.inttoptr(address, I64.as_pointer()), "release", 8)
-
-
-@_op(void)
-def spin_hint(b):
-    """Tell an x86 core that it spins; nothing elsewhere."""
-    if "x86" in b.module.triple:
-        b.call(_fn(b, "llvm.x86.sse2.pause", ir.VoidType()), [])
-
-
-@intrinsic
-def call_kernel(typingctx, function, args, team, tid):
-    """Call a compiled kernel(ta, tb, tc, args, team, tid) by its address; the literal arguments are already in its
-    code."""
-    signature = (i64,) * 6
-
-    def codegen(context, b, sig, values):
-        pointer = b.inttoptr(values[0], context.call_conv.get_function_type(void, signature).as_pointer())
-        nothing = ir.Constant(I64, 0)
-        context.call_conv.call_function(b, pointer, void, signature, [nothing, nothing, nothing, *values[1:]])
-        return context.get_dummy_value()
-
-    return void(i64, i64, i64, i64), codegen
