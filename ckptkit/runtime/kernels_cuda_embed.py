@@ -27,8 +27,7 @@ def kernel(p: Embed):
     A0, A1, A2, A3 = pitches(p.type, N)
     value = value_of(p.type)
     POSITION = p.position_type is not None
-    B0 = pitches(p.position_type, N)[0] if p.position_type is not None else 0
-    position_value = value_of(p.position_type if p.position_type is not None else QType.F32)
+    position_value = value_of(QType.F32)
 
     def embed(x, w0, w1, w2, w3, position_rows, tokens, positions):
         i = i32(cuda.blockIdx.x)
@@ -38,7 +37,7 @@ def kernel(p: Embed):
         token, position = load_i32(tokens + u64(i) * u64(4)), load_i32(positions + u64(i) * u64(4))
         p0, p1 = w0 + u64(token) * u64(A0), w1 + u64(token) * u64(A1)
         p2, p3 = w2 + u64(token) * u64(A2), w3 + u64(token) * u64(A3)
-        row = position_rows + u64(position) * u64(B0)
+        row = position_rows + u64(position) * u64(N * 4)  # a plain table, not padded as a matrix is
         for k in range(i32(cuda.blockIdx.y) * i32(THREADS) + i32(cuda.threadIdx.x), N, THREADS * i32(cuda.gridDim.y)):
             v = value(p0, p1, p2, p3, i32(k))
             if POSITION:
