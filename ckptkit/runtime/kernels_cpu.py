@@ -49,10 +49,15 @@ _cache_directory()
 
 from numba import types  # noqa: E402  the directory must be chosen before
 
+from . import kernels_cpu_args as lin  # noqa: E402
 from . import kernels_cpu_attention as att  # noqa: E402
-from . import kernels_cpu_linear as lin  # noqa: E402
+from . import kernels_cpu_matmat as many  # noqa: E402
+from . import kernels_cpu_matvec as one  # noqa: E402
 from .kernels_cpu_blocks import DECODE  # noqa: E402
-from .kernels_cpu_lanes import ROWS, interleave  # noqa: E402
+from .kernels_cpu_embed import embed as embed_kernel  # noqa: E402
+from .kernels_cpu_lanes import LINE, ROWS, group_bytes, interleave  # noqa: E402
+from .kernels_cpu_lanes_dot import has_byte_dot  # noqa: E402
+from .kernels_cpu_norm import norm_rows  # noqa: E402
 from .kernels_cpu_team import Team  # noqa: E402
 from .log_softmax import nll_rows  # noqa: E402
 from .simd import LANES, has_bf16_dot  # noqa: E402
@@ -87,7 +92,8 @@ class Workspace:
     """What the steps of one model share: threads, scratch, panels, the program being captured."""
 
     team: Team
-    fast: bool
+    bf16: bool  # prompts round activations to bf16
+    bytes: bool  # single tokens round activations to two bytes
     scratch: np.ndarray  # uint8 (threads, bytes)
     panels: np.ndarray
     partial: np.ndarray
@@ -120,6 +126,14 @@ def zeros(shape, dtype=np.float32):
     return np.frombuffer(mmap.mmap(-1, max(nbytes, 1)), dtype, int(np.prod(shape))).reshape(shape)
 
 
+def aligned(*shape):
+    """Bytes that begin at a cache line."""
+    n = int(np.prod(shape))
+    flat = np.empty(n + LINE, np.uint8)
+    first = -flat.ctypes.data % LINE
+    return flat[first : first + n].reshape(shape)
+
+
 def upload(array):
     return np.ascontiguousarray(array)
 
@@ -140,11 +154,14 @@ def write(buf, values):
 def workspace(*, threads, fast, max_tokens, widest, head_dim, n_head, n_kv_head, context, message=None):
     """Threads and scratch for batches of up to `max_tokens`; `widest` is the longest row of any weight."""
     padded, width = -(-widest // 32) * 32, -(-head_dim // 16) * 16
-    per_thread = max(lin.scratch_bytes(padded), att.scratch_bytes(width, n_head // n_kv_head))
-    tokens = -(-max_tokens // lin.PANEL) * lin.PANEL
+    per_thread = max(
+        one.scratch_bytes(padded), many.scratch_bytes(padded), att.scratch_bytes(width, n_head // n_kv_head)
+    )
+    tokens = -(-max_tokens // many.PANEL) * many.PANEL
     return Workspace(
         Team(threads),
         fast and has_bf16_dot(),
+        fast and has_byte_dot(),
         np.zeros((threads, -(-per_thread // 4096) * 4096), np.uint8),
         np.zeros((tokens, padded), np.float32),
         np.zeros((n_head, -(-context // att.CHUNK), width + 16), np.float32),
@@ -157,11 +174,13 @@ def describe(work, report):
     report.threading_layer = "ckptkit team" if work.team.n > 1 else "none"
     report.resident_bytes += sum(a.nbytes for a in (work.scratch, work.panels, work.partial))
     if report.precision == "fast":
-        report.notes.append(
-            "prompts: activations and block weights rounded to bf16"
-            if work.fast
-            else "this CPU has no bf16 dot product: fast computes as exact does"
-        )
+        for rounded, what in (
+            (work.bf16, "prompts: activations and block weights rounded to bf16"),
+            (work.bytes, "single tokens: activations rounded to 15 bits where weights are blocks"),
+            (not work.bf16, "this CPU has no bf16 dot product: prompts are exact"),
+            (not work.bytes, "this CPU has no dot product of bytes: single tokens are exact"),
+        ):
+            report.notes += [what] if rounded else []
 
 
 def place(parts: list[Tensor], biases: list[Tensor] | None):
@@ -192,11 +211,12 @@ def _weight(parts, used, biases, interleaved):
                 array[lo : lo + len(chunk)] = decode_rows(chunk, t.type)
             copied.append((t.type.name, "decoded to F32", array.nbytes))
         elif interleaved and type in ROWS:
-            array = np.empty((-(-t.n_rows // LANES), width, LANES), np.uint8)
+            array = aligned(-(-t.n_rows // LANES), group_bytes(type, width))
             step = max(CHUNK // width // LANES, 1) * LANES
             for lo in range(0, t.n_rows, step):
                 rows = t.rows(lo, min(lo + step, t.n_rows))
-                array[lo // LANES : (lo + step) // LANES] = interleave(rows)
+                interleave(rows, type, array[lo // LANES : (lo + step) // LANES])
+            width = array.shape[1] // LANES
             copied.append((t.type.name, "interleaved", array.nbytes))
         elif t.view is not None:
             array = t.view()
@@ -324,11 +344,12 @@ def _product(out, x, norm, weight, then, batch, rows=None):
     ta, tb = weight.types
     keep = (out, x, norm, weight, rows)
     if n == 1:
-        _step(work, _address(work, lin.matvec, ta, tb), table, keep)
+        rounded = work.bytes and not {QType(ta), QType(tb)}.isdisjoint(ROWS)
+        _step(work, _address(work, one.matvec, ta, tb, int(rounded)), table, keep)
         return
-    rounded = work.fast and weight.k % 32 == 0 and {QType(ta), QType(tb)} <= BF16_TYPES
-    _step(work, _address(work, lin.pack, 0, 0, int(rounded)), table, keep)
-    _step(work, _address(work, lin.matmat_bf16 if rounded else lin.matmat, ta, tb), table, keep)
+    rounded = work.bf16 and weight.k % 32 == 0 and {QType(ta), QType(tb)} <= BF16_TYPES
+    _step(work, _address(work, many.pack, 0, 0, int(rounded)), table, keep)
+    _step(work, _address(work, many.matmat_bf16 if rounded else many.matmat, ta, tb), table, keep)
 
 
 def embed(x, token_embd, position_embd, batch):
@@ -340,7 +361,7 @@ def embed(x, token_embd, position_embd, batch):
             lin.TOKENS: batch.tokens, lin.POSITIONS: batch.pos, lin.POSITION_ROWS: position_embd,
         },
     )  # fmt: skip
-    _step(batch.work, _address(batch.work, lin.embed, *token_embd.types), table, x, token_embd, position_embd, batch)
+    _step(batch.work, _address(batch.work, embed_kernel, *token_embd.types), table, x, token_embd, position_embd, batch)
 
 
 def norm(out, x, norm, batch):
@@ -352,7 +373,7 @@ def norm(out, x, norm, batch):
             lin.K: x.shape[1], **_norm_slots(norm),
         },
     )  # fmt: skip
-    _step(batch.work, _address(batch.work, lin.norm_rows), table, out, x, norm)
+    _step(batch.work, _address(batch.work, norm_rows), table, out, x, norm)
 
 
 def norm_linear(out, x, norm, weight, batch, rows=None):
