@@ -20,7 +20,8 @@ from .formats import sidecar
 from .formats.options import ReadOptions, Target, WriteOptions
 from .layout import at, indices, write_rows
 from .manifest import Recorder
-from .quant.encode import ErrorStats, decode_rows, encode
+from .quant import policy
+from .quant.encode import ErrorStats, decode_rows, encode, prepare
 from .quant.types import PLAIN, QType, row_bytes
 from .tensor import Tensor
 
@@ -139,6 +140,8 @@ def convert(
 
 
 def _convert(src: Path, dst: Path, options: Options, progress: Callable[[int], Progress] | None) -> Report:
+    if wanted := policy.MIXTURES.get(options.type.upper()):
+        prepare(wanted.base)
     with formats.open(src, options.source_format, options.read) as ck:
         module = formats.by_name(options.format) if options.format else target_format(dst, ck, options)
         check_output(dst, ck.source.paths, options.force)

@@ -21,6 +21,10 @@ def spread(task: Callable[[T], Any], pieces: Sequence[T]) -> None:
     After an error no further piece is taken up; once all threads have stopped, the earliest piece's error is raised,
     the same one however many threads there are.
     """
+    if len(pieces) < 2:
+        for piece in pieces:
+            task(piece)
+        return
     waiting, turn = enumerate(pieces), Lock()
     failed: dict[int, BaseException] = {}
 

@@ -141,6 +141,8 @@ def cat(parts: Sequence[Tensor]) -> Tensor:
             for p, s in zip(parts, starts[:-1].tolist(), strict=True)
             if lo < s + p.n_rows and hi > s
         ]
+        if len(pieces) == 1:
+            return pieces[0]
         return np.concatenate(pieces) if pieces else np.empty((0, first.row_bytes), np.uint8)
 
     shape = (int(starts[-1]), *first.shape[1:])

@@ -7,6 +7,8 @@ import sys
 
 import click
 
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's threads, which nothing here uses, spin at every start
+
 from .. import __version__
 from ..errors import CkptError, printable
 from .check import check

@@ -14,7 +14,7 @@ from functools import cache
 from llvmlite import ir
 
 from .encode_kernels import unit
-from .lanes import F32, I8, I16, I32, I64, Lanes, N, address, compiled, from_half, loop, store
+from .lanes import F32, I8, I16, I32, I64, Code, Lanes, N, address, from_half, loop, store
 from .types import BLOCKS, QType
 
 
@@ -183,9 +183,4 @@ def kernel(type: QType) -> Callable[[int, int, int], None]:
         for k, v in enumerate(values):
             store(b, v.v, address(b, target, b.add(start, I64(N * k))))
     b.ret_void()
-    engine = compiled(module)
-    call = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)(
-        engine.get_function_address("decode")
-    )
-    call.engine = engine  # the code lives as long as its engine
-    return call
+    return Code(module).function("decode", None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)

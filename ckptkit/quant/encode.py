@@ -36,7 +36,8 @@ NUMPY: dict[QType, type[np.generic]] = {
 }
 LEGACY = (QType.Q8_0, QType.Q4_0, QType.Q4_1, QType.Q5_0, QType.Q5_1)
 K_QUANTS = (QType.Q2_K, QType.Q3_K, QType.Q4_K, QType.Q5_K, QType.Q6_K)
-KERNEL_TYPES = (QType.F16, QType.BF16, *LEGACY, *K_QUANTS)
+LLVM_TYPES = (QType.F16, QType.BF16, *LEGACY)
+KERNEL_TYPES = (*LLVM_TYPES, *K_QUANTS)
 WRITABLE = (QType.F32, QType.F64, *KERNEL_TYPES)
 
 # From this magnitude on values are looked at one by one. In a block type the scales are halves, which may overflow too.
@@ -134,6 +135,7 @@ def encode(
     shape, origin = t.shape, {"op": "encode", "type": type.name, "of": t.origin}
     elements = shape[-1] if BLOCKS[type].elements > 1 or len(shape) > 1 else 1
     _require_writable(type, elements, name)
+    prepare(type)
     if t.row_elements != elements:
         t = _regrouped(t, elements)
     width = row_bytes(type, elements)
@@ -181,6 +183,14 @@ def _encode_into(values: Floats, type: QType, out: Bytes) -> tuple[np.float32, B
     np.copyto(out.view(NUMPY[type]), values)
     with np.errstate(invalid="ignore"):
         return np.float32(max(values.max(), -values.min())), record  # NaN stays NaN through both
+
+
+def prepare(type: QType) -> None:
+    """Have the encoder of a type compiled, while other things are done; those of K-quants are kept on disk."""
+    if type in LLVM_TYPES:
+        from .encode_kernels import begin
+
+        begin(type)
 
 
 @cache

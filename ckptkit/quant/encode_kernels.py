@@ -22,7 +22,7 @@ from functools import cache, reduce
 
 from llvmlite import ir
 
-from .lanes import F32, I8, I16, I32, I64, Lanes, N, address, compiled, from_half, load, loop, record, store
+from .lanes import F32, I8, I16, I32, I64, Code, Lanes, N, address, from_half, load, loop, record, store
 from .types import BLOCKS, QType
 
 
@@ -142,6 +142,14 @@ def unit(type: QType) -> int:
 @cache
 def kernel(type: QType) -> Callable[[int, int, int, int], int]:
     """Compiled `(source, target, n_units, errors) -> bits of the largest magnitude`; lets other threads run."""
+    return begin(type).function(
+        "encode", ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p
+    )
+
+
+@cache
+def begin(type: QType) -> Code:
+    """Have the kernel of a type compiled, while other things are done."""
     module = ir.Module(type.name)
     arguments = [F32.as_pointer(), I8.as_pointer(), I64, I8.as_pointer()]
     f = ir.Function(module, ir.FunctionType(I32, arguments), "encode")
@@ -158,8 +166,4 @@ def kernel(type: QType) -> Callable[[int, int, int, int], int]:
         stored = EMIT[type](b, x, peak, address(b, target, b.mul(i, I64(nbytes))))
         record(errors, list(zip(x, stored, strict=True)))
     b.ret(b.load(peaks, typ=I32))
-    engine = compiled(module)
-    prototype = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)
-    call = prototype(engine.get_function_address("encode"))
-    call.engine = engine  # the code lives as long as its engine
-    return call
+    return Code(module)

@@ -11,8 +11,10 @@ multiply-add.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import Thread
 
 import llvmlite.binding as llvm
 from llvmlite import ir
@@ -315,16 +317,25 @@ def record(errors, pairs):
     store(b, (load(b, at, I32) - lost).v, at)
 
 
-def compiled(module: ir.Module) -> llvm.ExecutionEngine:
-    """A module as machine code for this processor."""
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    target = llvm.Target.from_default_triple()
-    machine = target.create_target_machine(
-        cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=3
-    )
-    parsed = llvm.parse_assembly(str(module))
-    parsed.verify()
-    engine = llvm.create_mcjit_compiler(parsed, machine)
-    engine.finalize_object()
-    return engine
+class Code:
+    """A module as machine code for this processor, made by a thread of its own while its maker goes on."""
+
+    def __init__(self, module: ir.Module):
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+        target = llvm.Target.from_default_triple()
+        machine = target.create_target_machine(
+            cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=3
+        )
+        parsed = llvm.parse_assembly(str(module))
+        parsed.verify()
+        self.engine = llvm.create_mcjit_compiler(parsed, machine)
+        self.making = Thread(target=self.engine.finalize_object, name="LLVM")
+        self.making.start()
+
+    def function(self, name, returns, *arguments):
+        """A function of the module for ctypes, which lets other threads run; waits until it is made."""
+        self.making.join()
+        call = ctypes.CFUNCTYPE(returns, *arguments)(self.engine.get_function_address(name))
+        call.engine = self.engine  # the code lives as long as its engine
+        return call
