@@ -11,14 +11,14 @@ from .. import formats
 from ..errors import CkptError, UnsupportedError
 from ..files import File
 from ..formats import gguf
-from ..formats.gguf_io import MAGIC, Header, Value, read_header, tensors
+from ..formats.gguf_io import MAGIC, Header, Value, tensors
 from ..formats.gguf_keys import text
 from ..tensor import Tensor
-from . import container, keys, shapes, template, values, vocabulary
-from .finding import JUDGED_BY, SEVERITIES, Finding, Report
+from . import container, keys, pairing, shapes, sizes, template, values, vocabulary
+from .finding import JUDGED_BY, RULES, SEVERITIES, Finding, Report, finding
 from .mend import mend
 
-__all__ = ["JUDGED_BY", "Finding", "Report", "check"]
+__all__ = ["JUDGED_BY", "RULES", "Finding", "Report", "check"]
 
 
 def check(path: Path, deep: bool = False, fix: Path | None = None, force: bool = False) -> Report:
@@ -49,7 +49,10 @@ def _gguf(path: Path, deep: bool, fix: Path | None, force: bool) -> Report:
             return _report(path, "gguf", "", [container.unreadable(e)])
         first: dict[str, Value] = headers[0].keys
         arch = text(first, "general.architecture")
+        if not any(header.infos for header in headers):
+            found.append(container.no_tensors())
         found += keys.check(first, stored)
+        found += sizes.check(first)
         found += shapes.check(first, stored)
         found += vocabulary.check(first)
         if chat := text(first, "tokenizer.chat_template"):
@@ -57,6 +60,7 @@ def _gguf(path: Path, deep: bool, fix: Path | None, force: bool) -> Report:
         broken = any(f.rule == "unreadable" for f in found)
         if not broken:
             found += values.zero_rows(stored)
+            found += pairing.check(first, stored)
             found += values.nonfinite(stored) if deep else ()
         notes = () if arch in shapes.ROWS else (f"the keys and tensors of arch {arch or 'unknown'} were not looked at",)
         report = _report(path, "gguf", arch, found, notes)
@@ -74,8 +78,7 @@ def _walk(path: Path, files: list[File], found: list[Finding]) -> tuple[list[Hea
     """Headers and tensors of all shards; what lies wrongly becomes a finding and its shard has no tensors."""
     headers: list[Header] = []
     stored: dict[str, Tensor] = {}
-    for shard in gguf._shards(path, files):
-        header = read_header(shard)
+    for shard, header in gguf.open_shards(path, files):
         headers.append(header)
         found += container.check(header, shard)
         try:
@@ -94,7 +97,7 @@ def _other(path: Path, deep: bool) -> Report:
                 found += template.check(ck.tokenizer.chat_template, "chat template")
             if ck.tokenizer and ck.tokenizer.vocab_size > ck.config.vocab_size:
                 what = f"{ck.tokenizer.vocab_size:,} tokens for {ck.config.vocab_size:,} rows"
-                found.append(Finding("error", "vocabulary-rows", "tokenizer", what,
+                found.append(finding("tokens-beyond-rows", "tokenizer", what,
                                      "an id beyond the rows stops Hugging Face",
                                      "pair it with its tokenizer"))  # fmt: skip
             found += values.zero_rows(ck.tensors)

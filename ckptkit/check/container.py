@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from ..errors import CkptError, printable
 from ..files import File
-from ..formats.gguf_io import Header
+from ..formats.gguf_io import ALIGNMENT, Header
 from ..quant.types import row_bytes
-from .finding import ERROR, WARNING, Finding
+from .finding import Finding, finding
 
 
 def unreadable(e: CkptError) -> Finding:
@@ -16,17 +16,30 @@ def unreadable(e: CkptError) -> Finding:
     place = f"byte {e.offset:,}" if e.offset is not None else e.at
     detail = ", ".join(f"{k} {v}" for k, v in (("expected", e.expected), ("got", e.got)) if v is not None)
     what = printable(e.what + (f" ({detail})" if detail else ""))
-    return Finding(ERROR, "unreadable", printable(place), what, "it cannot be loaded", printable(e.hint))
+    return finding("unreadable", printable(place), what, "it cannot be loaded", printable(e.hint))
+
+
+def no_tensors() -> Finding:
+    """For a file that names none."""
+    return finding("no-tensors", "tensors", "the file has no tensors, only keys",
+                   "llama.cpp refuses it as a model; as a vocabulary alone it loads",
+                   "convert a file that holds the weights")  # fmt: skip
 
 
 def check(header: Header, file: File) -> Iterator[Finding]:
     """llama.cpp wants each tensor where the one before it, padded, ends; gaps and another order are refused."""
     offset = end = 0
     told = False
+    astray = [i for i in header.infos if (header.data_start + i.offset) % ALIGNMENT]
+    if astray:
+        yield finding("alignment", f"tensor {astray[0].name}",
+                      f"{len(astray)} tensors lie on no multiple of {ALIGNMENT}",
+                      "llama.cpp stops the process: buffer pointer must be aligned",
+                      f"store it again with an alignment of {ALIGNMENT}", True)  # fmt: skip
     for info in header.infos:
         if info.offset != offset and not told:
             told = True
-            yield Finding(ERROR, "offsets", f"tensor {info.name}",
+            yield finding("offsets", f"tensor {info.name}",
                           f"it lies at {info.offset:,} and not at {offset:,}, where the one before ends",
                           "llama.cpp refuses: invalid offset", "write the tensors one after another", True)  # fmt: skip
         n = info.shape[-1]
@@ -38,5 +51,5 @@ def check(header: Header, file: File) -> Iterator[Finding]:
         offset = info.offset + -(-size // header.alignment) * header.alignment
     padded = header.data_start + -(-end // header.alignment) * header.alignment
     if header.infos and file.size > padded:
-        yield Finding(WARNING, "trailing", f"byte {padded:,}", f"{file.size - padded:,} bytes follow the last tensor",
+        yield finding("trailing", f"byte {padded:,}", f"{file.size - padded:,} bytes follow the last tensor",
                       "no engine reads them; they may hide something", "leave them out", True)  # fmt: skip

@@ -16,7 +16,7 @@ from ..stream import write_tensors
 from ..tensor import Tensor
 from ..tokenizer import ByteBPE
 from .finding import Finding
-from .keys import SIZES, from_tensors, retyped, wanted
+from .keys import NEEDED, from_tensors, retyped, wanted
 
 
 def mended_keys(keys: Mapping[str, Value], tensors: Mapping[str, Tensor], path: Path) -> dict[str, Value]:
@@ -26,10 +26,10 @@ def mended_keys(keys: Mapping[str, Value], tensors: Mapping[str, Tensor], path: 
     for key, kind in wanted(arch).items():
         if key in out and out[key].kind not in (kind, Kind.ARRAY):
             out[key] = retyped(out[key], kind) or out[key]
-    for key, (kind, needed, _) in SIZES.items():
+    for key in NEEDED:
         size = from_tensors(key, tensors)
-        if needed and f"{arch}.{key}" not in out and size is not None:
-            out[f"{arch}.{key}"] = Value(kind, size)
+        if f"{arch}.{key}" not in out and size is not None:
+            out[f"{arch}.{key}"] = Value(Kind.U32, size)
     positions = tensors.get("position_embd.weight")
     if positions is not None and f"{arch}.context_length" in out:
         out[f"{arch}.context_length"] = Value(Kind.U32, positions.shape[0])

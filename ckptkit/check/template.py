@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from .finding import ERROR, WARNING, Finding
+from .finding import Finding, finding
 
 # names by which a template climbs from a value to the interpreter
 HIDDEN = re.compile(r"__\w+__|\b(mro|func_globals|gi_frame|cr_frame|f_globals|tb_frame|subclasses)\b")
@@ -22,8 +22,8 @@ def check(template: str, at: str = "key tokenizer.chat_template") -> Iterator[Fi
     try:
         tree = environment.parse(TRAINING.sub("", template))
     except (TemplateError, RecursionError) as e:
-        yield Finding(WARNING, "template-syntax", at, f"the chat template does not parse: {e}",
-                      "engines refuse it, or chat with a template of their own",
+        yield finding("template-syntax", at, f"the chat template does not parse: {e}",
+                      "llama.cpp's server does not start with it; other engines chat with a template of their own",
                       "convert with --chat-template FILE")  # fmt: skip
         return
     reasons: dict[str, None] = {}
@@ -42,6 +42,6 @@ def check(template: str, at: str = "key tokenizer.chat_template") -> Iterator[Fi
     for asked in tree.find_all((nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)):
         reasons[f"statement {type(asked).__name__.lower()}"] = None
     if reasons:
-        yield Finding(ERROR, "template-code", at, f"the chat template runs code: {', '.join(reasons)}",
-                      "an engine that renders it outside a sandbox runs whatever it says",
+        yield finding("template-code", at, f"the chat template runs code: {', '.join(reasons)}",
+                      "llama.cpp runs none of it; an engine that renders it outside a sandbox runs whatever it says",
                       "do not chat with it; convert with --remove tokenizer.chat_template")  # fmt: skip

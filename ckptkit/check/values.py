@@ -7,21 +7,24 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from ..quant.encode import decode_rows
+from ..quant.types import QType
 from ..tensor import Tensor
-from .finding import ERROR, WARNING, Finding
+from .finding import Finding, finding
 
+UNDECODED = (QType.Q8_1, QType.Q8_K, QType.Q1_0)  # no decoder here; the first two are refused as matrices anyway
 STEP = 64  # rows of the embedding looked at in one go
 
 
 def nonfinite(tensors: Mapping[str, Tensor]) -> Iterator[Finding]:
     """The first NaN or infinity of every tensor; reads everything."""
     for name, t in tensors.items():
-        for lo, rows in t.chunks(1 << 20):
+        for lo, rows in t.chunks(1 << 20) if t.type not in UNDECODED else ():
             bad = ~np.isfinite(rows.view("<f8") if t.type.name == "F64" else decode_rows(rows, t.type))
             if bad.any():
                 row = lo + int(bad.any(axis=1).argmax())
-                yield Finding(ERROR, "nonfinite", f"tensor {name}, row {row:,}", "a value is NaN or infinite",
-                              "every answer is NaN, or llama.cpp stops", "take an earlier checkpoint")  # fmt: skip
+                yield finding("nonfinite", f"tensor {name}, row {row:,}", "a value is NaN or infinite",
+                              "llama.cpp loads it, and every answer that the value takes part in is NaN",
+                              "take an earlier checkpoint")  # fmt: skip
                 break
 
 
@@ -40,6 +43,6 @@ def zero_rows(tensors: Mapping[str, Tensor]) -> Iterator[Finding]:
             break
         lo = step
     if n := t.n_rows - lo:
-        yield Finding(WARNING, "zero-rows", f"tensor {name}, row {lo:,}", f"the last {n:,} rows are zero",
+        yield finding("zero-rows", f"tensor {name}, row {lo:,}", f"the last {n:,} rows are zero",
                       "their logit is 0, which can beat every real token: they would be sampled",
                       "convert again from the source, which leaves padding out")  # fmt: skip

@@ -4,103 +4,155 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import islice
 
 from ..formats.gguf_io import Kind, Value
 from ..formats.gguf_keys import text
-from ..formats.gguf_tokenizer import ARRAYS, ID_KEYS, T
+from ..formats.gguf_known import ARRAYS, ID_KEYS, T
 from ..tokenizer.faults import faults
-from ..tokenizer.pre import PRES
-from .finding import ERROR, WARNING, Finding
+from ..tokenizer.pre import ELSEWHERE, PRES, WITHOUT_BOS, WITHOUT_MERGES
+from .finding import Finding, finding
 
-MODELS = ("gpt2", "llama", "bert", "t5", "rwkv", "ugm", "plamo2", "none", "no_vocab", "gemma4", "hybriddna")
+
+@dataclass(frozen=True)
+class Model:
+    """What llama.cpp does with a `tokenizer.ggml.model`: the ids it takes for roles without a key, and what it reads.
+
+    `merges`: they must be there. `pre`: the rule that cuts text is read. `silent`: arrays whose absence changes ids.
+    """
+
+    ids: Mapping[str, int]
+    merges: bool = False
+    pre: bool = False
+    silent: tuple[str, ...] = ()
+
+
+MODELS: Mapping[str, Model] = {
+    "gpt2": Model({"bos": 11, "eos": 11}, merges=True, pre=True, silent=("token_type",)),
+    "hybriddna": Model({"bos": 11, "eos": 11}, merges=True, pre=True),
+    "whitespace": Model({"bos": 11, "eos": 11}, merges=True, pre=True),
+    "gemma4": Model({}, merges=True),
+    "llama": Model({"bos": 1, "eos": 2, "unk": 0}, silent=("token_type", "scores")),
+    "bert": Model({"bos": 101, "unk": 100, "sep": 102, "pad": 0, "mask": 103}),
+    "t5": Model({"eos": 1, "unk": 2, "pad": 0}),
+    "rwkv": Model({}),
+    "plamo2": Model({"bos": 1, "eos": 2, "unk": 0, "pad": 3}),
+}
+NO_VOCABULARY = ("none", "no_vocab")
+SILENT = {
+    "token_type": "every token counts as text: special tokens are not found in a prompt",
+    "scores": "every piece has score 0: text is cut into other tokens",
+}
+KINDS = {f"{T}scores": (Kind.F32, Kind.I32)}  # where llama.cpp takes more than one
 PADDING = re.compile(rb"\[PAD\d+\]")
-FAULTS: Mapping[str, tuple[str, str]] = {
-    "equal": (ERROR, "llama.cpp stops the whole process: its table of tokens is too short"),
-    "empty": (WARNING, "llama.cpp gives the token a name of its own"),
-    "merge": (WARNING, "the merge never happens"),
-    "unknown": (WARNING, "the merge never happens"),
+FAULTS: Mapping[str, str] = {
+    "equal": "llama.cpp stops the whole process: its table of tokens is too short",
+    "empty": "llama.cpp gives the token a name of its own",
+    "merge": "the merge never happens",
+    "unknown": "the merge never happens",
 }
 
 
 def check(keys: Mapping[str, Value]) -> Iterator[Finding]:
     """Everything about the vocabulary that the keys alone show."""
-    model = text(keys, f"{T}model")
-    if not model:
-        yield Finding(ERROR, "tokenizer-missing", f"key {T}model", "the file has no tokenizer", "llama.cpp refuses",
+    name = text(keys, f"{T}model")
+    if not name:
+        yield finding("tokenizer-missing", f"key {T}model", "the file has no tokenizer", "llama.cpp refuses",
                       "convert with --tokenizer FILE")  # fmt: skip
         return
-    if model not in MODELS:
-        yield Finding(ERROR, "tokenizer-unknown", f"key {T}model", f"tokenizer {model[:40]} is not known",
+    if name in NO_VOCABULARY:
+        yield finding("no-vocabulary", f"key {T}model", "the file has no vocabulary",
+                      "llama.cpp loads it and stops the process at the first prompt: it has no text to read or write",
+                      "convert with --tokenizer FILE")  # fmt: skip
+        return
+    model = MODELS.get(name)
+    if model is None:
+        yield finding("tokenizer-unknown", f"key {T}model", f"tokenizer {name[:40]} is not known",
                       "llama.cpp refuses: unknown tokenizer", "convert with --tokenizer FILE")  # fmt: skip
         return
-    if model in ("none", "no_vocab"):
-        yield Finding(ERROR, "no-vocabulary", f"key {T}model", "the file has no vocabulary",
-                      "llama.cpp's server refuses: it has no text to read or write",
+    arrays = {}
+    for key, kind in (ARRAYS | {f"{T}suppress_tokens": Kind.I32}).items():
+        value = keys.get(key)
+        if value is None or (key == f"{T}merges" and not model.merges):  # nothing reads them then
+            continue
+        if value.kind == Kind.ARRAY and value.element in KINDS.get(key, (kind,)):
+            arrays[key.removeprefix(T)] = value.value
+        else:
+            yield finding("tokenizer-array", f"key {key}", f"{key} is no array of {kind.name.lower()}",
+                          "llama.cpp refuses: invalid gguf type", "export the tokenizer again")  # fmt: skip
+    if f"{T}tokens" not in keys:
+        yield finding("tokens-missing", f"key {T}tokens", "the tokens are missing", "llama.cpp refuses",
                       "convert with --tokenizer FILE")  # fmt: skip
-        return
-    arrays = {k.removeprefix(T): keys[k].value for k, kind in ARRAYS.items() if k in keys and keys[k].element == kind}
-    for key, kind in ARRAYS.items():
-        if key in keys and keys[key].element != kind:
-            yield Finding(ERROR, "key-type", f"key {key}", f"{key} is no array of {kind.name.lower()}",
-                          "llama.cpp refuses, or reads other values", "export the tokenizer again")  # fmt: skip
     tokens = arrays.get("tokens")
     if tokens is None:
-        if f"{T}tokens" not in keys:
-            yield Finding(ERROR, "tokens-missing", f"key {T}tokens", "the tokens are missing", "llama.cpp refuses",
-                          "convert with --tokenizer FILE")  # fmt: skip
         return
-    for name in ("token_type", "scores"):
-        if name in arrays and len(arrays[name]) != len(tokens):
-            yield Finding(ERROR, "array-length", f"key {T}{name}",
-                          f"{len(arrays[name]):,} entries for {len(tokens):,} tokens",
-                          "llama.cpp refuses, or reads beyond the end", "export the tokenizer again")  # fmt: skip
-    for name, needed, effect in (
-        ("token_type", ("gpt2", "llama"), "every token counts as text: special tokens are not found in a prompt"),
-        ("scores", ("llama",), "every piece has score 0: text is cut into other tokens"),
-    ):
-        if f"{T}{name}" not in keys and model in needed:
-            yield Finding(WARNING, f"{name}-missing", f"key {T}{name}", f"{T}{name} is missing", effect,
-                          "convert with --tokenizer FILE")  # fmt: skip
-    if model == "gpt2":
-        yield from _bpe(keys, arrays)
-    yield from _ids(keys, len(tokens), model)
-    merges = arrays.get("merges") if model == "gpt2" else None
-    for fault in islice(faults(tokens, merges), 20):
-        severity, effect = FAULTS[fault.kind]
-        yield Finding(severity, f"vocabulary-{fault.kind}", f"key {T}tokens", str(fault), effect,
+    yield from _lengths(keys, arrays, model)
+    yield from _bpe(keys, model)
+    yield from _ids(keys, tokens, model)
+    for fault in islice(faults(tokens, arrays.get("merges")), 20):
+        yield finding(f"vocabulary-{fault.kind}", f"key {T}tokens", str(fault), FAULTS[fault.kind],
                       "export the tokenizer again")  # fmt: skip
     padding = [i for i, token in enumerate(tokens) if PADDING.fullmatch(token)]
     if padding:
-        yield Finding(WARNING, "padding-rows", f"token {padding[0]}", f"{len(padding):,} tokens are padding ([PADn])",
+        yield finding("padding-rows", f"token {padding[0]}", f"{len(padding):,} tokens are padding ([PADn])",
                       "they take part in sampling; a row of zeros has logit 0, which can beat every real token",
                       "convert again from the source, which leaves them out")  # fmt: skip
 
 
-def _bpe(keys: Mapping[str, Value], arrays: Mapping[str, object]) -> Iterator[Finding]:
+def _lengths(keys: Mapping[str, Value], arrays: Mapping[str, object], model: Model) -> Iterator[Finding]:
+    n = len(arrays["tokens"])  # type: ignore[arg-type]
+    for name, effect in SILENT.items():
+        found = len(arrays[name]) if name in arrays else n  # type: ignore[arg-type]
+        if found != n:
+            yield finding("array-length" if found < n else "array-longer",
+                          f"key {T}{name}", f"{found:,} entries for {n:,} tokens",
+                          "llama.cpp refuses" if found < n else "the rest is left unread",
+                          "export the tokenizer again")  # fmt: skip
+        if f"{T}{name}" not in keys and name in model.silent:
+            yield finding(f"{name}-missing", f"key {T}{name}", f"{T}{name} is missing", effect,
+                          "convert with --tokenizer FILE")  # fmt: skip
+
+
+def _bpe(keys: Mapping[str, Value], model: Model) -> Iterator[Finding]:
     pre = text(keys, f"{T}pre")
-    if f"{T}pre" not in keys:
-        yield Finding(WARNING, "pre-missing", f"key {T}pre", "the rule by which text is cut is not named",
+    if not model.pre:
+        pass
+    elif not pre and keys.get(f"{T}pre", Value(Kind.STRING, "")).kind == Kind.STRING:
+        yield finding("pre-missing", f"key {T}pre", "the rule by which text is cut is not named",
                       "llama.cpp takes its rule \"default\", which cuts numbers and punctuation in other places",
                       f"convert with --set {T}pre=gpt-2 (or qwen2, llama-bpe: what it was trained with)")  # fmt: skip
-    elif pre not in PRES:
-        yield Finding(ERROR, "pre-unknown", f"key {T}pre", f"the rule {pre[:40]!r} is not known",
+    elif pre and pre not in PRES and pre not in ELSEWHERE:
+        yield finding("pre-unknown", f"key {T}pre", f"the rule {pre[:40]!r} is not known",
                       "llama.cpp refuses: unknown pre-tokenizer type",
                       f"convert with --set {T}pre=gpt-2, or the rule it was trained with")  # fmt: skip
-    if "merges" not in arrays and f"{T}merges" not in keys:
-        yield Finding(ERROR, "merges-missing", f"key {T}merges", "the merges are missing",
+    if model.merges and f"{T}merges" not in keys and pre not in WITHOUT_MERGES:
+        yield finding("merges-missing", f"key {T}merges", "the merges are missing",
                       "llama.cpp refuses: cannot find tokenizer merges in model file",
                       "they are rebuilt from the order of the tokens", True)  # fmt: skip
 
 
-def _ids(keys: Mapping[str, Value], n: int, model: str) -> Iterator[Finding]:
+def _ids(keys: Mapping[str, Value], tokens: object, model: Model) -> Iterator[Finding]:
+    n = len(tokens)  # type: ignore[arg-type]
+    absent = ("bos",) if text(keys, f"{T}pre") in WITHOUT_BOS and model.pre else ()
+    ids = {role: i for role, i in model.ids.items() if i < n and role not in absent}
     for role, key in ID_KEYS.items():
         value = keys.get(key)
         if value is None:
-            if model == "gpt2" and role in ("bos", "eos"):
-                yield Finding(WARNING, f"{role}-default", f"key {key}", f"{role} is not named",
-                              "llama.cpp takes token 11, a comma in GPT-2's vocabulary",
+            if model.pre and role in ids:
+                shown = tokens[ids[role]].decode("utf-8", "replace")  # type: ignore[index]
+                yield finding(f"{role}-default", f"key {key}", f"{role} is not named",
+                              f"llama.cpp takes token {ids[role]} ({shown!r})",
                               f"convert with --set {key}=ID")  # fmt: skip
         elif value.kind == Kind.U32 and value.value >= n:
-            yield Finding(WARNING, "id-range", f"key {key}", f"{role} is {value.value:,} of {n:,} tokens",
+            yield finding("id-range", f"key {key}", f"{role} is {value.value:,} of {n:,} tokens",
                           "llama.cpp warns and takes its default", f"convert with --set {key}=ID")  # fmt: skip
+        elif value.kind == Kind.U32:
+            ids[role] = value.value
+    for role in ("bos", "eos"):
+        flag = keys.get(f"{T}add_{role}_token")
+        if flag is not None and flag.kind == Kind.BOOL and flag.value and role not in ids and model.pre:
+            yield finding(f"{role}-absent", f"key {T}add_{role}_token",
+                          f"{role} is to be added, and there is none",
+                          "llama.cpp loads it and stops the process at the first text",
+                          f"convert with --set {ID_KEYS[role]}=ID, or --set {T}add_{role}_token=false")  # fmt: skip

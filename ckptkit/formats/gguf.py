@@ -35,10 +35,11 @@ from .gguf_io import (
     shard_path,
     tensors,
 )
-from .gguf_keys import FIELDS, NORM_EPS, all_keys, number, text
+from .gguf_keys import FIELDS, all_keys, number, text
+from .gguf_known import NORM_EPS
 from .options import ReadOptions, Target, WriteOptions, chosen
 
-NAME, SUFFIX = "gguf", ".gguf"
+NAME = "gguf"
 MIXTURES = tuple(name.lower() for name in policy.MIXTURES)
 
 B = "blk.{i}."
@@ -78,8 +79,7 @@ def read(path: Path, options: ReadOptions) -> Checkpoint:
 def _read(path: Path, options: ReadOptions, files: list[File]) -> Checkpoint:
     headers: list[Header] = []
     found: dict[str, Tensor] = {}
-    for shard in _shards(path, files):
-        header = read_header(shard)
+    for shard, header in open_shards(path, files):
         headers.append(header)
         for name, t in tensors(header, shard).items():
             if name in found:
@@ -101,13 +101,17 @@ def _read(path: Path, options: ReadOptions, files: list[File]) -> Checkpoint:
     return Checkpoint(config, arranged, tokenizer, source, tuple(files))
 
 
-def _shards(path: Path, files: list[File]) -> list[File]:
-    """The file, or every shard that its name and its key split.count promise; names come from the path alone."""
+def open_shards(path: Path, files: list[File]) -> list[tuple[File, Header]]:
+    """The file, or every shard that its name and its key split.count promise, opened into `files`; and their headers.
+
+    Names come from the path alone. Raises FormatError where the name does not say which shard this is, or some miss.
+    """
     files.append(File(path))
     named = SPLIT_NAME.fullmatch(path.name)
-    count = number(read_header(files[0]).keys.get("split.count")) or 1
+    header = read_header(files[0])
+    count = number(header.keys.get("split.count")) or 1
     if count == 1:
-        return files
+        return [(files[0], header)]
     if not named or int(named[3]) != count or count > MAX_SHARDS:
         raise FormatError(
             "a shard whose name does not say which",
@@ -122,7 +126,7 @@ def _shards(path: Path, files: list[File]) -> list[File]:
         raise FormatError(f"{len(missing)} of {count} shards are missing", path=path, got=", ".join(missing[:4]))
     files[0].close()
     files[:] = [File(n) for n in names]
-    return files
+    return [(file, read_header(file)) for file in files]
 
 
 def _arrange(
@@ -130,7 +134,7 @@ def _arrange(
 ) -> tuple[Config, dict[str, Tensor]]:
     """Config from the keys and tensors under canonical names; of an unknown arch, as they are."""
     arch = text(keys, "general.architecture")
-    stored = {ours: number(keys.get(f"{arch}.{key}")) or 0 for ours, key, _ in FIELDS}
+    stored = {ours: number(keys.get(f"{arch}.{key}")) or 0 for ours, key in FIELDS.items()}
     embedding = found.get("token_embd.weight")
     tokens = keys.get("tokenizer.ggml.tokens")
     n_tokens = (

@@ -16,22 +16,22 @@ from ..quant.types import PLAIN
 from ..tensor import Tensor
 from . import gguf_tokenizer
 from .gguf_io import DTYPES, Kind, Value
+from .gguf_known import CONVENTION, MODEL, NORM_EPS, kind_of
 from .options import CARRIED, WriteOptions
 
 NAME = "gguf"
-# config field, key after "{arch}.", value type
-FIELDS = (
-    ("context_length", "context_length", Kind.U32),
-    ("n_embd", "embedding_length", Kind.U32),
-    ("n_layer", "block_count", Kind.U32),
-    ("n_ff", "feed_forward_length", Kind.U32),
-    ("n_head", "attention.head_count", Kind.U32),
-    ("n_kv_head", "attention.head_count_kv", Kind.U32),
-    ("head_dim", "attention.key_length", Kind.U32),
-    ("rope_theta", "rope.freq_base", Kind.F32),
-    ("sliding_window", "attention.sliding_window", Kind.U32),
-)
-NORM_EPS = {"rms": "attention.layer_norm_rms_epsilon", "layer": "attention.layer_norm_epsilon"}
+# config field -> key after "{arch}."
+FIELDS = {
+    "context_length": "context_length",
+    "n_embd": "embedding_length",
+    "n_layer": "block_count",
+    "n_ff": "feed_forward_length",
+    "n_head": "attention.head_count",
+    "n_kv_head": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "rope_theta": "rope.freq_base",
+    "sliding_window": "attention.sliding_window",
+}
 
 
 def number(value: Value | None) -> Any:
@@ -51,7 +51,8 @@ def config_keys(ck: Checkpoint) -> dict[str, Value]:
     """The keys that say what the model is, in the types that llama.cpp demands."""
     c, arch = ck.config, ck.config.arch
     traits = ARCHS[arch]
-    keys = {f"{arch}.{key}": Value(kind, getattr(c, ours)) for ours, key, kind in FIELDS}
+    kinds = {**MODEL, **CONVENTION}
+    keys = {f"{arch}.{key}": Value(kinds[key], getattr(c, ours)) for ours, key in FIELDS.items()}
     keys[f"{arch}.{NORM_EPS[traits.norm]}"] = Value(Kind.F32, c.norm_eps)
     keys[f"{arch}.vocab_size"] = Value(Kind.U32, c.vocab_size)
     if traits.position == "rope":
@@ -141,14 +142,16 @@ def _implied(key: str, value: Value, keys: Mapping[str, Value], c: Config) -> bo
 
 
 def _typed(key: str, given: str, old: Value | None) -> Value:
-    """The value of `--set key=value` in the type the key has, or else the one the text looks like."""
-    if old is not None and old.kind == Kind.ARRAY:
+    """The value of `--set key=value`: in the key's known type, or the one it has, or else the one it looks like."""
+    known = kind_of(key)
+    if Kind.ARRAY in (known, old.kind if old is not None else None):
         raise UnsupportedError("arrays cannot be set from the command line", at=f"key {key}")
-    if old is not None:
-        return parse(key, given, old.kind)
-    for kind in (Kind.U32, Kind.I32, Kind.F32):
+    kind = known if known is not None or old is None else old.kind
+    if kind is not None:
+        return parse(key, given, kind)
+    for likely in (Kind.U32, Kind.I32, Kind.F32):
         try:
-            return parse(key, given, kind)
+            return parse(key, given, likely)
         except UnsupportedError:
             continue
     return parse(key, given, Kind.BOOL) if given in ("true", "false") else Value(Kind.STRING, given)

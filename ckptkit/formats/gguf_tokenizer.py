@@ -1,4 +1,4 @@
-"""The tokenizer's keys of a GGUF file, both ways (llama-vocab.cpp reads them; the spelling of `seperator` is theirs).
+"""The tokenizer's keys of a GGUF file, both ways (llama-vocab.cpp reads them).
 
 What GGUF cannot say is kept under ckptkit.*: nanoeuler's merges as ids, since two of them may spell the same bytes.
 Character tables go out as model "rwkv", whose rule is the longest match, and which needs neither BOS nor EOS: for the
@@ -20,30 +20,23 @@ from ..tokenizer.chars import CharTokenizer
 from ..tokenizer.nanoeuler_bpe import NanoeulerBPE, gguf_vocabulary
 from ..tokenizer.spm import SPM
 from .gguf_io import Kind, Value
+from .gguf_known import ARRAYS, ID_KEYS, T
 
-T = "tokenizer.ggml."
-ID_KEYS = {
-    role: f"{T}{name}_token_id"
-    for role, name in {
-        "bos": "bos", "eos": "eos", "unk": "unknown", "sep": "seperator", "pad": "padding", "mask": "mask",
-        **{same: same for same in ("eot", "eom", "fim_pre", "fim_suf", "fim_mid", "fim_pad", "fim_rep", "fim_sep")},
-    }.items()
-}  # fmt: skip
-ARRAYS = {
-    f"{T}tokens": Kind.STRING,
-    f"{T}merges": Kind.STRING,
-    f"{T}token_type": Kind.I32,
-    f"{T}scores": Kind.F32,
-}
 NANOEULER = "ckptkit.nanoeuler.merges"
 CHARS_BOS = "ckptkit.chars.bos"
 
 
 def read(keys: Mapping[str, Value], path: Path) -> Tokenizer | None:
-    """The tokenizer that the keys describe; None for a kind that we cannot run. Wrongly typed arrays are refused."""
+    """The tokenizer that the keys describe; None for a kind that we cannot run.
+
+    Arrays that it needs and that have another type, or are too short, are refused.
+    """
+    model = keys[f"{T}model"].value
     for key, kind in ARRAYS.items():
         value = keys.get(key)
-        if value is not None and (value.kind != Kind.ARRAY or value.element != kind):
+        kinds = (kind, Kind.I32) if key == f"{T}scores" else (kind,)
+        read = model == "gpt2" or key != f"{T}merges"
+        if read and value is not None and (value.kind != Kind.ARRAY or value.element not in kinds):
             found = value.element if value.kind == Kind.ARRAY else value.kind
             raise FormatError(
                 f"{key} has the wrong type",
@@ -52,21 +45,19 @@ def read(keys: Mapping[str, Value], path: Path) -> Tokenizer | None:
                 expected=f"array of {kind.name.lower()}",
                 got=found.name.lower() if found is not None else "nothing",
             )
-    model = keys[f"{T}model"].value
     tokens = _array(keys, "tokens")
     if NANOEULER in keys:
         pairs = np.asarray(keys[NANOEULER].value, np.int32).reshape(-1, 2)
         return NanoeulerBPE(pairs[:, 0], pairs[:, 1])
     if tokens is None:
         return None
-    scores = _array(keys, "scores")
-    for name, array in (("token types", _array(keys, "token_type")), ("scores", scores)):
-        if array is not None and len(array) != len(tokens):
-            raise FormatError(
-                f"as many {name} as tokens", path=path, expected=f"{len(tokens):,}", got=f"{len(array):,}"
-            )
+    types, scores = _array(keys, "token_type"), _array(keys, "scores")
+    for name, array in (("token types", types), ("scores", scores)):
+        if array is not None and len(array) < len(tokens):
+            least = f"{len(tokens):,}"
+            raise FormatError(f"fewer {name} than tokens", path=path, expected=least, got=f"{len(array):,}")
     common: dict[str, Any] = {
-        "types": _array(keys, "token_type"),
+        "types": None if types is None else types[: len(tokens)],
         "ids": {role: int(keys[key].value) for role, key in ID_KEYS.items() if key in keys and _is_integer(keys[key])},
         "add_bos": _flag(keys, f"{T}add_bos_token"),
         "add_eos": _flag(keys, f"{T}add_eos_token"),
@@ -78,6 +69,7 @@ def read(keys: Mapping[str, Value], path: Path) -> Tokenizer | None:
         return ByteBPE(tokens, _array(keys, "merges"), pre=_text(keys, f"{T}pre") or "", **common)
     if model == "llama":
         flags: dict[str, Any] = {n: _flag(keys, f"{T}{n}") for n in ("add_space_prefix", "remove_extra_whitespaces")}
+        scores = None if scores is None else scores[: len(tokens)]
         return SPM(tokens, scores, **common, **{n: v for n, v in flags.items() if v is not None})
     return None
 

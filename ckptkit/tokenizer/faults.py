@@ -30,16 +30,18 @@ def faults(tokens: Strings | Iterable[bytes], merges: Strings | Iterable[bytes] 
     """Equal and empty tokens, merges that are not two parts, merges of or into what is no token."""
     seen: dict[bytes, int] = {}
     for i, token in enumerate(tokens):
-        if not token:
+        name = token.partition(b"\0")[0]  # llama.cpp reads C strings
+        if not name:
             yield Fault("empty", i, "")
-        elif seen.setdefault(token, i) != i:
-            yield Fault("equal", i, token.decode("utf-8", "replace"), seen[token])
+            name = b"[EMPTY_%d]" % i  # its name for such a token
+        if seen.setdefault(name, i) != i:
+            yield Fault("equal", i, name.decode("utf-8", "replace"), seen[name])
     for k, merge in enumerate(merges or ()):
         left, _, right = merge.partition(b" ")
         if not left or not right or b" " in right:
             yield Fault("merge", k, merge.decode("utf-8", "replace"))
             continue
         for part in (left, right, left + right):
-            if part not in seen:
+            if part.partition(b"\0")[0] not in seen:
                 yield Fault("unknown", k, part.decode("utf-8", "replace"))
                 break

@@ -167,10 +167,11 @@ def _rows() -> dict[str, Pre]:
 
 
 PRES: Mapping[str, Pre] = _rows()
+WITHOUT_MERGES = frozenset(("kimi-k2",))  # llama.cpp loads these without merges
+WITHOUT_BOS = frozenset(("chatglm-bpe", "glm4", "glm5"))  # and takes no BOS by default for these
 # Names that llama.cpp knows and that work on something else than words of bytes.
 ELSEWHERE = frozenset((
     "gemma4", "granite-embed-multi-311m", "sarvam-moe", "whitespace", "superbpe", "afmoe", "tiny_aya", "cohere2moe",
-    "hybriddna",
 ))  # fmt: skip
 
 
