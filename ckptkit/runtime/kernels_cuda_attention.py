@@ -119,7 +119,8 @@ def kernel(p: Attention):
         base = u64(sequence * i32(N_KV) + kv) * u64(context)
         key_rows = keys + (base + u64(lo)) * u64(ROW_K)
         value_rows = values + (base + u64(lo)) * u64(ROW_V)
-        own = position - lo if STORE else i32(-1)  # where in this split the token's own key is
+        # where in this split the token's own key is; -1 in splits without it, whose last positions are only padding
+        own = position - lo if STORE and position - lo < n else i32(-1)
         x = qkv + u64(token) * u64(QKV * 4)
         lane_k, group_k = tid % i32(LANES_K), tid // i32(LANES_K)
         lane_v, group_v = tid % i32(LANES_V), tid // i32(LANES_V)
@@ -147,7 +148,7 @@ def kernel(p: Attention):
                     head = x + u64((hb * i32(HEADS) + h) * i32(HEAD_DIM)) * u64(4)
                     v = element(head, PAIRING, rope, position, d, i32(HEAD_DIM)) * scale
                 query[i] = v
-            elif own < n:  # the token's own key, then its value; every head block of a kv head stores the same bytes
+            elif own >= i32(0):  # its own key, then its value; every head block of a kv head stores the same bytes
                 a = f32(0)
                 key = x + u64((i32(N_HEAD) + kv) * i32(HEAD_DIM)) * u64(4)
                 if h == i32(HEADS):
