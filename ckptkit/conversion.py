@@ -16,10 +16,8 @@ from .arch import ARCHS, MTP, ROPE_FACTORS, arch_of, as_arch, check_model, leave
 from .checkpoint import Checkpoint
 from .errors import CkptError, LossyError, UnsupportedError
 from .files import Bytes, check_output
-from .formats import sidecar
 from .formats.options import ReadOptions, Target, WriteOptions
 from .layout import at, indices, write_rows
-from .manifest import Recorder
 from .quant import policy
 from .quant.encode import ErrorStats, decode_rows, encode, prepare
 from .quant.types import PLAIN, QType, row_bytes
@@ -155,7 +153,8 @@ def _convert(src: Path, dst: Path, options: Options, progress: Callable[[int], P
 def target_format(dst: Path, ck: Checkpoint, options: Options) -> ModuleType:
     """The format that the output's name stands for; for .bin the one that the model came from or can be held by."""
     suffix = dst.suffix.lower()
-    fitting = [m for m in formats.FORMATS if suffix == m.SUFFIX and hasattr(m, "write")]
+    named = [formats.by_name(name) for name, usual in formats.FORMATS.items() if suffix == usual]
+    fitting = [m for m in named if hasattr(m, "write")]
     if len(fitting) > 1:
         arch = options.arch or ck.config.arch
         came_from = formats.options.origin(ck.source, "source_format") or ck.source.format
@@ -163,12 +162,12 @@ def target_format(dst: Path, ck: Checkpoint, options: Options) -> ModuleType:
     if len(fitting) == 1:
         return fitting[0]
     if not suffix:
-        return formats.safetensors
+        return formats.by_name("safetensors")
     raise UnsupportedError(
         "the output's name does not say which format",
         path=dst,
         got=f"{suffix!r}" + (f", arch {ck.config.arch}" if fitting else ""),
-        expected=", ".join(f"{m.SUFFIX} ({m.NAME})" for m in fitting or formats.FORMATS),
+        expected=", ".join(f"{formats.FORMATS[n]} ({n})" for n in [m.NAME for m in fitting] or formats.FORMATS),
         hint="pass --to NAME",
     )
 
@@ -213,9 +212,15 @@ def write(
             {n: _counted(t, step) for n, t in encoded.items()},
             {n: _counted(t, step) for n, t in beside.items()},
         )
-    manifest = Recorder(original, encoded) if options.manifest else None
+    manifest = None
+    if options.manifest:
+        from .manifest import Recorder
+
+        manifest = Recorder(original, encoded)
     written: tuple[Path, ...] = ()
     if beside:
+        from .formats import sidecar
+
         digest = sidecar.digest(beside)
         ck = replace(ck, source=replace(ck.source, metadata={**ck.source.metadata, "mtp_sha256": digest}))
         written = (sidecar.write(beside, dst, digest),)
@@ -313,6 +318,8 @@ def _mtp(
         kept = {n: t for n, t in ck.tensors.items() if template(n) not in MTP}
         return replace(ck, config=replace(c, n_mtp_head=1), tensors=kept), {}
     if len(heads) < extra:
+        from .formats import sidecar
+
         raise LossyError(
             "extra prediction heads belong to this model and are not here",
             path=ck.source.paths[0],

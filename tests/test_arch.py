@@ -11,7 +11,7 @@ import pytest
 from ckptkit.arch import ARCHS, as_arch, check_model, is_neutral, template, with_pairing
 from ckptkit.checkpoint import Checkpoint, Config, RopeScaling, Source
 from ckptkit.errors import FormatError, LossyError, UnsupportedError
-from ckptkit.formats import FORMATS
+from ckptkit.formats import FORMATS, by_name
 from ckptkit.layout import pack, places, read_named, stored_shape, unpack, write_rows
 from ckptkit.quant.types import QType
 from ckptkit.tensor import constant, from_array
@@ -116,7 +116,7 @@ def test_impossible_sizes_are_named(field: str, value: int) -> None:
         Config("llama", **{**SIZES, field: value}).check(Path("f"))
 
 
-LAYOUTS = [(m.NAME, arch, layout) for m in FORMATS for arch, layout in m.LAYOUTS.items()]
+LAYOUTS = [(m.NAME, arch, layout) for m in map(by_name, FORMATS) for arch, layout in m.LAYOUTS.items()]
 
 
 @pytest.mark.parametrize(("name", "arch", "layout"), LAYOUTS, ids=[f"{n}-{a}" for n, a, _ in LAYOUTS])
@@ -140,7 +140,7 @@ def test_every_layout_reads_what_it_writes(name: str, arch: str, layout) -> None
 
 
 def test_padding_rows_are_kept_apart() -> None:
-    row = next(r for m in FORMATS if m.NAME == "llmc" for r in m.LAYOUTS["gpt2"].rows if r.padded)
+    row = next(r for r in by_name("llmc").LAYOUTS["gpt2"].rows if r.padded)
     ck = model("gpt2", tied_output=True)
     rows = np.full((2, 12), 9, np.float32)
     t = pack(row, {**ck.tensors, row.padded: from_array(rows, QType.F32)}, None, 2)

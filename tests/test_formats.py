@@ -39,7 +39,7 @@ def test_detectors_agree_on_one_format_each(fixtures_dir: Path) -> None:
     for case in READABLE:
         path = case.path(fixtures_dir)
         head, size = (b"", 0) if path.is_dir() else (path.read_bytes()[:4096], path.stat().st_size)
-        assert len([m for m in formats.FORMATS if m.detect(path, head, size)]) == 1, case.name
+        assert len([m for m in map(formats.by_name, formats.FORMATS) if m.detect(path, head, size)]) == 1, case.name
 
 
 def test_big_endian_gguf_is_refused_by_that_word(fixtures_dir: Path) -> None:

@@ -17,7 +17,7 @@ from ckptkit.quant.encode import decode_rows
 from ckptkit.quant.types import QType
 
 READABLE = [c for c in CASES if c.name != "gguf/llama_big_endian.gguf"]
-WRITABLE = [m for m in formats.FORMATS if hasattr(m, "write")]
+WRITABLE = [m for m in map(formats.by_name, formats.FORMATS) if hasattr(m, "write")]
 TARGETS = {"safetensors": "out"}
 
 
@@ -49,7 +49,7 @@ def same(a, b) -> None:
 @pytest.mark.parametrize("case", READABLE, ids=str)
 def test_there_and_back(case: Case, target, fixtures_dir: Path, tmp_path: Path) -> None:
     source = case.path(fixtures_dir)
-    out = tmp_path / TARGETS.get(target.NAME, f"out{target.SUFFIX}")
+    out = tmp_path / TARGETS.get(target.NAME, f"out{formats.FORMATS[target.NAME]}")
     told = ReadOptions(**case.told)
     try:
         convert(source, out, Options(format=target.NAME, read=told))

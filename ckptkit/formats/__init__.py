@@ -1,57 +1,60 @@
-"""The formats, in order of the strength of what they are recognised by: magic numbers first, mere sizes last."""
+"""The formats, in order of the strength of what they are recognised by: magic numbers first, mere sizes last.
+
+Each is a module of the same name, imported when a file asks for it: reading one format waits for no other.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
 from ..checkpoint import Checkpoint
 from ..errors import FormatError, UnsupportedError
 from ..files import read_head
-from . import gguf, llama2c, llmc, llmc_llama3, microgpt, nanoeuler, safetensors, sidecar
 from .options import ReadOptions, Target, WriteOptions
-from .tokenizer_files import read_tokenizer
 
-FORMATS: tuple[ModuleType, ...] = (
-    gguf,
-    safetensors,
-    llmc,
-    llmc_llama3,
-    llama2c,
-    microgpt,
-    nanoeuler,
-)
+FORMATS = {
+    "gguf": ".gguf",
+    "llmc": ".bin",
+    "llmc-llama3": ".bin",
+    "safetensors": ".safetensors",
+    "llama2c": ".bin",
+    "microgpt": ".json",
+    "nanoeuler": ".bin",
+}  # name -> suffix
+BY_MAGIC = ("gguf", "llmc", "llmc-llama3")  # their magic number settles it; those after them may be several
 
 
 def by_name(name: str) -> ModuleType:
     """The format of that name."""
-    for module in FORMATS:
-        if name == module.NAME:
-            return module
-    raise UnsupportedError("no such format", expected=", ".join(m.NAME for m in FORMATS), got=name)
+    if name not in FORMATS:
+        raise UnsupportedError("no such format", expected=", ".join(FORMATS), got=name)
+    return import_module(f".{name.replace('-', '_')}", __name__)
 
 
 def detect(path: Path) -> ModuleType:
-    """The one format whose detector says yes."""
+    """The first format that knows its magic number, else the one format whose detector says yes."""
     head, size = (b"", 0) if path.is_dir() else read_head(path)
-    found = [m for m in FORMATS if m.detect(path, head, size)]
+    for name in BY_MAGIC:
+        if by_name(name).detect(path, head, size):
+            return by_name(name)
+    found = [name for name in FORMATS if name not in BY_MAGIC and by_name(name).detect(path, head, size)]
     if len(found) == 1:
-        return found[0]
+        return by_name(found[0])
     if not found:
         raise FormatError(
             "no format recognises this file",
             path=path,
             offset=0,
-            expected=", ".join(m.NAME for m in FORMATS),
+            expected=", ".join(FORMATS),
             got=f"{size:,} bytes that begin with {head[:8]!r}"
             if head
             else "an empty file or a directory without a model",
             hint="pass --from NAME if you know what it is",
         )
-    raise UnsupportedError(
-        "several formats fit this file", path=path, got=", ".join(m.NAME for m in found), hint="pass --from NAME"
-    )
+    raise UnsupportedError("several formats fit this file", path=path, got=", ".join(found), hint="pass --from NAME")
 
 
 def open(path: str | Path, format: str = "", options: ReadOptions | None = None) -> Checkpoint:
@@ -61,9 +64,15 @@ def open(path: str | Path, format: str = "", options: ReadOptions | None = None)
     ck: Checkpoint = module.read(path, options)
     try:
         if options.tokenizer and ck.tokenizer is None:
+            from .tokenizer_files import read_tokenizer
+
             tokenizer = read_tokenizer(options.tokenizer, ck.config.vocab_size)
             ck = replace(ck, tokenizer=tokenizer)
-        return sidecar.attach(ck)
+        if ck.config.n_mtp_head > 1:
+            from . import sidecar
+
+            ck = sidecar.attach(ck)
+        return ck
     except BaseException:
         ck.close()
         raise

@@ -37,7 +37,7 @@ from ..tensor import Tensor, from_array
 from .llama2c_tokenizer import find_tokenizer, write_tokenizer_beside
 from .options import ReadOptions, Target, WriteOptions, chosen, origin, refuse_version, uniform
 
-NAME, SUFFIX = "llama2c", ".bin"
+NAME = "llama2c"
 MAGIC = 0x616B3432
 MIXTURES = ("f32",)
 FIELDS = ("dim", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "max_seq_len")

@@ -32,7 +32,7 @@ from ..tensor import Tensor
 from .llmc_tokenizer import find_tokenizer, write_tokenizer_beside
 from .options import ReadOptions, Target, WriteOptions, origin, refuse_version, uniform
 
-NAME, SUFFIX = "llmc", ".bin"
+NAME = "llmc"
 MAGIC, HEADER = 20240326, 1024
 PAD = 128
 MIXTURES = ("f32", "bf16")

@@ -36,7 +36,7 @@ from ..tensor import Tensor
 from .llmc_tokenizer import find_tokenizer, write_tokenizer_beside
 from .options import ReadOptions, Target, WriteOptions, chosen, origin, refuse_version, uniform
 
-NAME, SUFFIX = "llmc-llama3", ".bin"
+NAME = "llmc-llama3"
 MAGIC, HEADER = 20240803, 1024
 MIXTURES = ("f32", "bf16")
 VERSIONS = {3: QType.F32, 5: QType.BF16}

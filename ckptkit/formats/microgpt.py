@@ -30,7 +30,7 @@ from ..tensor import Tensor, from_array
 from .microgpt_model import LAYOUT, SIZES, config_from, expected_shapes, stated_by, tokenizer_from
 from .options import ReadOptions, WriteOptions, uniform
 
-NAME, SUFFIX = "microgpt", ".json"
+NAME = "microgpt"
 LAYOUTS = {"microgpt": LAYOUT}
 MIXTURES = ("f64",)
 LIMIT = 256 << 20  # bytes of text

@@ -23,7 +23,7 @@ from ..tensor import Tensor
 from ..tokenizer import nanoeuler_bpe
 from .options import ReadOptions, WriteOptions, uniform
 
-NAME, SUFFIX = "nanoeuler", ".bin"
+NAME = "nanoeuler"
 MIXTURES = ("f32",)
 HEADER = 40
 FIELDS = ("V", "C", "NH", "NKV", "NL", "T", "H", "K")

@@ -45,9 +45,9 @@ from .safetensors_write import (
     write,
 )
 
-__all__ = ["LAYOUTS", "MIXTURES", "NAME", "SUFFIX", "detect", "plan", "read", "targets", "write"]
+__all__ = ["LAYOUTS", "MIXTURES", "NAME", "detect", "plan", "read", "targets", "write"]
 
-NAME, SUFFIX = "safetensors", ".safetensors"
+NAME = "safetensors"
 MIXTURES = ("f32", "f16", "bf16", "f64")
 LAYOUTS: dict[str, Layout] = {arch: next(iter(by_prefix.values())) for arch, by_prefix in HF.items()}
 LAYOUTS["microgpt"] = microgpt_model.LAYOUT
@@ -59,7 +59,7 @@ def detect(path: Path, head: bytes, size: int) -> bool:
     """A directory with a config or safetensors in it; a file by its header, by its suffix where that is broken."""
     if not head and not size and path.is_dir():
         return (path / CONFIG).is_file() or any(path.glob("*.safetensors"))
-    return safetensors_io.detect(head, size) or npz.detect(head) or path.suffix == SUFFIX
+    return safetensors_io.detect(head, size) or npz.detect(head) or path.suffix == ".safetensors"
 
 
 @dataclass

@@ -47,7 +47,7 @@ def write(heads: Mapping[str, Tensor], path: Path, sha256: str) -> Path:
 def attach(ck: Checkpoint) -> Checkpoint:
     """Add the heads that a sidecar holds to a checkpoint that says it has some; a note where the file is missing."""
     path = ck.source.paths[0]
-    if ck.config.n_mtp_head < 2 or any(name.startswith("mtp.") for name in ck.tensors):
+    if any(name.startswith("mtp.") for name in ck.tensors):
         return ck
     where = path_for(path)
     if not where.exists():
