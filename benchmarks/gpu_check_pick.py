@@ -69,7 +69,9 @@ def draws(rng: np.random.Generator, n: int, s: Sampling, kind: str) -> Finding:
         draw: Any = SimpleNamespace(random=lambda r=row, p=start: numbers[r, k.SAMPLE_SETTINGS + p + 1])
         want, found = sampler.pick(z[row], [], s, draw), int(got[row, start + 1])
         if found == -1:  # left to the host, which only these may be
-            wrong += kind not in ("flat", "ties", "holes") or (n <= 1000 and kind != "holes") or fed[row] != 5 + row
+            wrong += (
+                kind not in ("flat", "ties", "holes") or (n <= k.SAMPLE_ROOM and kind != "holes") or fed[row] != 5 + row
+            )
         else:
             wrong += found != want or fed[row] != want or pos[row] != min(start + 1, context - 1)
     wrong += int((got != -2).sum()) != 3
