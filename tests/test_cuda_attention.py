@@ -42,11 +42,7 @@ def test_one_token_after_others(n_head: int, n_kv: int, head_dim: int, kind: int
         check(gpu_check.attention(np.random.default_rng(past), n_head, n_kv, head_dim, past, 1, pairing, types))
 
 
-@pytest.mark.parametrize("grouped", [False, True])
-def test_splits_are_joined_whether_heads_go_together_or_not(monkeypatch: pytest.MonkeyPatch, grouped: bool) -> None:
-    work = gpu_check.work
-    monkeypatch.setattr(gpu_check, "work", lambda **more: work(**more, grouped=grouped))
-    monkeypatch.setattr(k, "SPLITS", 5)
+def test_splits_are_joined() -> None:
     with simulated(processors=20):
         for past in (20, 140):
             check(gpu_check.attention(np.random.default_rng(past), 4, 2, 16, past, 1, "half", (F32, F32)))

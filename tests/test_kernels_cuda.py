@@ -60,8 +60,8 @@ def plans(capability: tuple[int, int]) -> list[Any]:
     for pairing, half_k, half_v in ((0, False, False), (1, False, True), (2, True, True)):
         kind = (6, 2, 24, 32, pairing, half_k, half_v)
         out += [
-            Attention(3, *kind, True, 256, dependent),
-            Attention(1, *kind, False, 512),
+            Attention(*kind, True, 256, dependent),
+            Attention(*kind, False),
             StoreKV(*kind),
             Flash(*kind),
         ]

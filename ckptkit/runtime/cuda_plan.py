@@ -102,11 +102,10 @@ def cut(type: QType, n_in: int, units: int, rows: int, processors: int) -> Cut:
 
 @dataclass(frozen=True)
 class Attention:
-    """Attention of single tokens (kernels_cuda_attention.py)."""
+    """Attention of single tokens over a short cache (kernels_cuda_attention.py)."""
 
     MODULE: ClassVar[str] = "kernels_cuda_attention"
 
-    heads: int  # query heads of a block; they share a kv head
     n_head: int
     n_kv_head: int
     head_dim: int
@@ -115,12 +114,18 @@ class Attention:
     half_k: bool
     half_v: bool
     store: bool  # also store the token's own key and value (one token of a sequence at a time)
-    threads: int
+    threads: int = 512
     dependent: bool = False
 
     def shared_bytes(self, span: int) -> int:
         """Dynamic shared memory of a block that attends to `span` positions."""
-        return 4 * (self.heads * span + self.threads // 32 * self.heads * self.width)
+        return 4 * (span + self.threads // 32 * self.width)
+
+
+def record_floats(width: int) -> int:
+    """What a split of attention leaves of a head: values, maximum, sum, and two to fill up a vector
+    (kernels_cuda_join.py)."""
+    return width + 4
 
 
 @dataclass(frozen=True)

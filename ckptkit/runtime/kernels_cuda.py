@@ -36,6 +36,7 @@ from .cuda_plan import (
     StoreKV,
     cut,
     deepest,
+    record_floats,
 )
 from .cuda_products import many
 from .cuda_weights import load_bytes, place, place_rows, plain, stage  # noqa: F401
@@ -45,8 +46,7 @@ NATIVE = frozenset(LAYOUTS)
 MAX_TOKENS = 2048  # of one pass
 PAIRINGS = {"": 0, "adjacent": 1, "half": 2}
 LOG2_E = 1.4426950408889634
-SPAN = 256  # positions of one split of attention, until there would be more than SPLITS of them
-SPLITS = 32
+SPAN = 256  # positions of one split of attention, where that gives a processor no second one
 PICK_BLOCKS = 128
 SAMPLE_MOST = 128  # largest top-k that is drawn from on the card
 SAMPLE_ROOM = 1024  # logits that may reach the bound of the top k before the host is asked
@@ -65,8 +65,7 @@ class Workspace:
     reach: int
     dependent: bool
     early: bool = True
-    grouped: bool | None = None  # whether heads that share keys are worked on together; None: by the context
-    deep_from: int = 1024  # attention over more positions than that goes to kernels_cuda_deep.py
+    deep_from: int = 2048  # attention over more positions than that goes to kernels_cuda_deep.py
     message: Callable[[str], None] | None = None
     plans: list[Any] | None = None  # while plans are collected instead of launched
     kept: dict[str, Buffer] = field(default_factory=dict)
@@ -238,7 +237,7 @@ def attention(out, qkv, rope_table, pairing, k_cache_i, v_cache_i, batch):
         return
     reach = min(work.reach, max(context, 1))
     if reach > work.deep_from and width <= 128 and gpu.card().capability >= (8, 0):
-        heads = divisor(n_head // n_kv)
+        heads = max(h for h in range(1, 9) if n_head // n_kv % h == 0)
         plan = deepest(Deep(heads, *kind, n == 1, 1, 1, work.dependent), gpu.card().shared_bytes)
         blocks = n_head // heads
         splits = max(min(gpu.card().processors // blocks, 64), 1)
@@ -248,32 +247,21 @@ def attention(out, qkv, rope_table, pairing, k_cache_i, v_cache_i, batch):
         ]  # fmt: skip
         launch(work, plan, (blocks, splits, n), args, plan.shared_bytes(splits))
         return
-    group, processors = n_head // n_kv, gpu.card().processors
-    # one head a block while the card is not filled, and where f16 halves what heads that share keys read twice
-    grouped = reach > 2 * SPAN and not (half_k or half_v) if work.grouped is None else work.grouped
-    together = divisor(group) if grouped else 1
-    splits = SPLITS if together > 1 else max(processors // n_head, 1)
-    span = max(SPAN, -(-reach // splits // 32) * 32)
+    plan = Attention(*kind, n == 1, dependent=work.dependent)
+    splits = max(gpu.card().processors // n_head, 1)
+    longest = (gpu.card().shared_bytes - plan.shared_bytes(0) - 8192) // 128 * 32  # that shared memory has room for
+    span = min(max(SPAN, -(-reach // splits // 32) * 32), longest)
     splits = -(-reach // span)
-    threads = 512 if together == 1 or not (half_k or half_v) else 256
-    plan = Attention(together, *kind, store=n == 1, threads=threads, dependent=work.dependent)
-    blocks = n_head // together
     partial, counters = _attention_scratch(work, n, n_head, splits, width)
     args = [
-        out, qkv, rope_table, k_cache_i, v_cache_i, batch.pos, batch.seq, partial, counters, context, span,
-        scale,
+        out, qkv, rope_table, k_cache_i, v_cache_i, batch.pos, batch.seq, partial, counters, context, span, scale,
     ]  # fmt: skip
-    launch(work, plan, (blocks, splits, n), args, plan.shared_bytes(span))
-
-
-def divisor(group):
-    """Query heads that a block works on together: the most, up to 8, that divide the heads of a kv head."""
-    return max(h for h in range(1, min(group, 8) + 1) if group % h == 0)
+    launch(work, plan, (n_head, splits, n), args, plan.shared_bytes(span))
 
 
 def _attention_scratch(work, n, n_head, splits, width):
     """Partial results and counters for n tokens; kept, and grown where a batch needs more."""
-    need = n * n_head * splits * (width + 2)
+    need = n * n_head * splits * record_floats(width)
     old = work.kept.get("partial")
     if old is None or len(old) < need:
         work.kept[f"partial{len(work.kept)}"] = work.kept.get("partial")  # graphs may hold the old address

@@ -2,8 +2,8 @@
 fused.
 
 The cache of one layer is (sequence, kv head, position, width), width = head_dim rounded up to 16 with zeros; f32 or
-f16. A block owns `heads` query heads of one kv head and one split of `span` positions; several splits are joined by
-the last to finish (kernels_cuda_join.py).
+f16. A block owns one query head and one split of `span` positions; several splits are joined by the last to finish
+(kernels_cuda_join.py). Long caches go to kernels_cuda_deep.py.
 """
 
 # mypy: ignore-errors
@@ -74,8 +74,8 @@ def lanes_of(width: int, is_half: bool) -> tuple[int, int]:
 
 
 def kernel(p: Attention):
-    """The kernel function of an Attention plan; grid (head blocks, splits, tokens)."""
-    HEADS, GROUP, HEAD_DIM, WIDTH, THREADS = p.heads, p.n_head // p.n_kv_head, p.head_dim, p.width, p.threads
+    """The kernel function of an Attention plan; grid (heads, splits, tokens)."""
+    GROUP, HEAD_DIM, WIDTH, THREADS = p.n_head // p.n_kv_head, p.head_dim, p.width, p.threads
     N_HEAD, N_KV = p.n_head, p.n_kv_head
     PAIRING, HALF_K, HALF_V, STORE, DEPENDENT = p.pairing, p.half_k, p.half_v, p.store, p.dependent
     LANES_K, EACH_K = lanes_of(WIDTH, HALF_K)
@@ -83,27 +83,25 @@ def kernel(p: Attention):
     WORDS_K, WORDS_V = EACH_K * 4, EACH_V * 4  # 32-bit words of one position per thread
     PER_K, PER_V = (8, 8) if HALF_K and HALF_V else (8 if HALF_K else 4, 8 if HALF_V else 4)  # values in a vector
     ROW_K, ROW_V = WIDTH * (2 if HALF_K else 4), WIDTH * (2 if HALF_V else 4)
-    DEEP = 8 if HEADS == 1 else 4
-    AHEAD_K, AHEAD_V = max(DEEP // EACH_K, 1), max(DEEP // EACH_V, 1)  # positions loaded before the first is used
+    AHEAD_K, AHEAD_V = max(8 // EACH_K, 1), max(8 // EACH_V, 1)  # positions loaded before the first is used
     GROUPS_K, GROUPS_V = THREADS // LANES_K, THREADS // LANES_V
     WARPS = THREADS // 32
-    N_Q, N_KREG, N_ACC, N_VREG = HEADS * EACH_K * PER_K, AHEAD_K * WORDS_K, HEADS * EACH_V * PER_V, AHEAD_V * WORDS_V
-    N_QUERY, N_STATE = HEADS * WIDTH, 2 * HEADS
+    N_Q, N_KREG, N_ACC, N_VREG = EACH_K * PER_K, AHEAD_K * WORDS_K, EACH_V * PER_V, AHEAD_V * WORDS_V
     QKV = (N_HEAD + 2 * N_KV) * HEAD_DIM
-    leave, join = joiner(HEADS, N_HEAD, HEAD_DIM, WIDTH, THREADS)
+    leave, join = joiner(1, N_HEAD, HEAD_DIM, WIDTH, THREADS)
 
     def attention(out, qkv, rope, keys, values, positions, sequences, partial, counters, context, span, scale):
-        scores = cuda.shared.array(0, f32)  # (HEADS, span), then (WARPS, HEADS, WIDTH)
-        query = cuda.shared.array(N_QUERY, f32)
+        scores = cuda.shared.array(0, f32)  # (span,), then (WARPS, WIDTH)
+        query = cuda.shared.array(WIDTH, f32)
         fresh = cuda.shared.array((2, WIDTH), f32)  # the token's own key and value
-        state = cuda.shared.array(N_STATE, f32)  # maximum and sum of each head
+        state = cuda.shared.array(2, f32)  # maximum and sum
         last = cuda.shared.array(1, i32)
         q = cuda.local.array(N_Q, f32)
         kreg = cuda.local.array(N_KREG, u32)
         acc = cuda.local.array(N_ACC, f32)
         vreg = cuda.local.array(N_VREG, u32)
         tid = i32(cuda.threadIdx.x)
-        hb, split, token = i32(cuda.blockIdx.x), i32(cuda.blockIdx.y), i32(cuda.blockIdx.z)
+        head, split, token = i32(cuda.blockIdx.x), i32(cuda.blockIdx.y), i32(cuda.blockIdx.z)
         # what older launches wrote may be read ahead of the one before this: the position, and all keys and values
         # but the own
         position = load_i32(positions + u64(token) * u64(4))
@@ -115,7 +113,7 @@ def kernel(p: Attention):
         if lo > position:
             return
         n = min(span, position + i32(1) - lo)
-        kv = hb * i32(HEADS) // i32(GROUP)
+        kv = head // i32(GROUP)
         base = u64(sequence * i32(N_KV) + kv) * u64(context)
         key_rows = keys + (base + u64(lo)) * u64(ROW_K)
         value_rows = values + (base + u64(lo)) * u64(ROW_V)
@@ -140,18 +138,17 @@ def kernel(p: Attention):
             wait_for_previous()
             # few blocks are at work here: the next product's weights can be on their way on the idle processors
             start_next()
-        for i in range(tid, N_QUERY + (2 * WIDTH if STORE else 0), THREADS):
-            h, d = i32(i) // i32(WIDTH), i32(i) % i32(WIDTH)
-            if h < i32(HEADS):
-                v = f32(0)
+        for i in range(tid, 3 * WIDTH if STORE else WIDTH, THREADS):
+            what, d = i32(i) // i32(WIDTH), i32(i) % i32(WIDTH)  # query, own key, own value
+            a = f32(0)
+            if what == i32(0):
                 if d < i32(HEAD_DIM):
-                    head = x + u64((hb * i32(HEADS) + h) * i32(HEAD_DIM)) * u64(4)
-                    v = element(head, PAIRING, rope, position, d, i32(HEAD_DIM)) * scale
-                query[i] = v
-            elif own >= i32(0):  # its own key, then its value; every head block of a kv head stores the same bytes
-                a = f32(0)
+                    at = x + u64(head * i32(HEAD_DIM)) * u64(4)
+                    a = element(at, PAIRING, rope, position, d, i32(HEAD_DIM)) * scale
+                query[i] = a
+            elif own >= i32(0):  # every head of a kv head stores the same bytes
                 key = x + u64((i32(N_HEAD) + kv) * i32(HEAD_DIM)) * u64(4)
-                if h == i32(HEADS):
+                if what == i32(1):
                     if d < i32(HEAD_DIM):
                         a = element(key, PAIRING, rope, position, d, i32(HEAD_DIM))
                     fresh[0, d] = put(key_rows + u64(own) * u64(ROW_K), d, a, HALF_K)
@@ -161,12 +158,9 @@ def kernel(p: Attention):
                     fresh[1, d] = put(value_rows + u64(own) * u64(ROW_V), d, a, HALF_V)
         cuda.syncthreads()
 
-        for h in range(HEADS):
-            for j in range(EACH_K):
-                for e in range(PER_K):
-                    q[(h * EACH_K + j) * PER_K + e] = query[
-                        i32(h * WIDTH) + (lane_k + i32(j * LANES_K)) * i32(PER_K) + i32(e)
-                    ]
+        for j in range(EACH_K):
+            for e in range(PER_K):
+                q[j * PER_K + e] = query[(lane_k + i32(j * LANES_K)) * i32(PER_K) + i32(e)]
         for first in range(0, n, GROUPS_K * AHEAD_K):
             if first:
                 for u in range(AHEAD_K):
@@ -177,50 +171,44 @@ def kernel(p: Attention):
                             kreg[u * WORDS_K + j * 4 + e] = r[e]
             for u in range(AHEAD_K):
                 at = i32(first) + i32(u * GROUPS_K) + group_k
-                for h in range(HEADS):
-                    s = f32(0)
-                    if at == own:
-                        for j in range(EACH_K):
-                            for e in range(PER_K):
-                                s += (
-                                    fresh[0, (lane_k + i32(j * LANES_K)) * i32(PER_K) + i32(e)]
-                                    * q[(h * EACH_K + j) * PER_K + e]
-                                )
-                    else:
-                        for j in range(EACH_K):
-                            for e in range(4):
-                                w = kreg[u * WORDS_K + j * 4 + e]
-                                k = (h * EACH_K + j) * PER_K
-                                if HALF_K:
-                                    s += low_f16(w) * q[k + 2 * e]
-                                    s += high_f16(w) * q[k + 2 * e + 1]
-                                else:
-                                    s += bits_f32(w) * q[k + e]
-                    width = LANES_K // 2
-                    while width:
-                        s += cuda.shfl_xor_sync(0xFFFFFFFF, s, width)
-                        width //= 2
-                    if lane_k == 0 and at < n:
-                        scores[i32(h) * span + at] = s
+                s = f32(0)
+                if at == own:
+                    for j in range(EACH_K):
+                        for e in range(PER_K):
+                            s += fresh[0, (lane_k + i32(j * LANES_K)) * i32(PER_K) + i32(e)] * q[j * PER_K + e]
+                else:
+                    for j in range(EACH_K):
+                        for e in range(4):
+                            w = kreg[u * WORDS_K + j * 4 + e]
+                            k = j * PER_K
+                            if HALF_K:
+                                s += low_f16(w) * q[k + 2 * e]
+                                s += high_f16(w) * q[k + 2 * e + 1]
+                            else:
+                                s += bits_f32(w) * q[k + e]
+                width = LANES_K // 2
+                while width:
+                    s += cuda.shfl_xor_sync(0xFFFFFFFF, s, width)
+                    width //= 2
+                if lane_k == 0 and at < n:
+                    scores[at] = s
         cuda.syncthreads()
         lane, warp = tid % i32(32), tid // i32(32)
-        for turn in range((HEADS + WARPS - 1) // WARPS):
-            h = i32(turn * WARPS) + warp
-            if h < i32(HEADS):
-                top, total = f32(LOWEST), f32(0)
-                for at in range(lane, n, 32):
-                    top = max(top, scores[h * span + i32(at)])
-                for k in range(5):
-                    top = max(top, cuda.shfl_xor_sync(0xFFFFFFFF, top, 16 >> k))
-                for at in range(lane, n, 32):
-                    e = exp2(scores[h * span + i32(at)] - top)
-                    scores[h * span + i32(at)] = e
-                    total += e
-                for k in range(5):
-                    total += cuda.shfl_xor_sync(0xFFFFFFFF, total, 16 >> k)
-                if lane == 0:
-                    state[h] = top
-                    state[i32(HEADS) + h] = total
+        if warp == 0:
+            top, total = f32(LOWEST), f32(0)
+            for at in range(lane, n, 32):
+                top = max(top, scores[at])
+            for k in range(5):
+                top = max(top, cuda.shfl_xor_sync(0xFFFFFFFF, top, 16 >> k))
+            for at in range(lane, n, 32):
+                weight = exp2(scores[at] - top)
+                scores[at] = weight
+                total += weight
+            for k in range(5):
+                total += cuda.shfl_xor_sync(0xFFFFFFFF, total, 16 >> k)
+            if lane == 0:
+                state[0] = top
+                state[1] = total
         cuda.syncthreads()
 
         for i in range(N_ACC):
@@ -235,45 +223,39 @@ def kernel(p: Attention):
                             vreg[u * WORDS_V + j * 4 + e] = r[e]
             for u in range(AHEAD_V):
                 at = i32(first) + i32(u * GROUPS_V) + group_v
-                for h in range(HEADS):
-                    weight = scores[i32(h) * span + at] if at < n else f32(0)
-                    if at == own:
-                        for j in range(EACH_V):
-                            for e in range(PER_V):
-                                acc[(h * EACH_V + j) * PER_V + e] += (
-                                    weight * fresh[1, (lane_v + i32(j * LANES_V)) * i32(PER_V) + i32(e)]
-                                )
-                    else:
-                        for j in range(EACH_V):
-                            for e in range(4):
-                                w = vreg[u * WORDS_V + j * 4 + e]
-                                k = (h * EACH_V + j) * PER_V
-                                if HALF_V:
-                                    acc[k + 2 * e] += weight * low_f16(w)
-                                    acc[k + 2 * e + 1] += weight * high_f16(w)
-                                else:
-                                    acc[k + e] += weight * bits_f32(w)
+                weight = scores[at] if at < n else f32(0)
+                if at == own:
+                    for j in range(EACH_V):
+                        for e in range(PER_V):
+                            value = fresh[1, (lane_v + i32(j * LANES_V)) * i32(PER_V) + i32(e)]
+                            acc[j * PER_V + e] += weight * value
+                else:
+                    for j in range(EACH_V):
+                        for e in range(4):
+                            w = vreg[u * WORDS_V + j * 4 + e]
+                            k = j * PER_V
+                            if HALF_V:
+                                acc[k + 2 * e] += weight * low_f16(w)
+                                acc[k + 2 * e + 1] += weight * high_f16(w)
+                            else:
+                                acc[k + e] += weight * bits_f32(w)
         for i in range(N_ACC):
             width = 16
             while width >= LANES_V:
                 acc[i] += cuda.shfl_xor_sync(0xFFFFFFFF, acc[i], width)
                 width //= 2
-        sums = i32(HEADS) * span
         if lane < i32(LANES_V):
-            for h in range(HEADS):
-                for j in range(EACH_V):
-                    for e in range(PER_V):
-                        d = (lane_v + i32(j * LANES_V)) * i32(PER_V) + i32(e)
-                        scores[sums + (warp * i32(HEADS) + i32(h)) * i32(WIDTH) + d] = acc[(h * EACH_V + j) * PER_V + e]
+            for j in range(EACH_V):
+                for e in range(PER_V):
+                    d = (lane_v + i32(j * LANES_V)) * i32(PER_V) + i32(e)
+                    scores[span + warp * i32(WIDTH) + d] = acc[j * PER_V + e]
         cuda.syncthreads()
         splits = position // span + i32(1)
-        for i in range(tid, N_QUERY, THREADS):
-            h, d = i32(i) // i32(WIDTH), i32(i) % i32(WIDTH)
+        for i in range(tid, WIDTH, THREADS):
             v = f32(0)
             for w in range(WARPS):
-                v += scores[sums + i32(w * N_QUERY) + i32(i)]
-            head = hb * i32(HEADS) + h
-            leave(out, partial, token, head, split, splits, d, v, state[h], state[i32(HEADS) + h])
+                v += scores[span + i32(w * WIDTH) + i32(i)]
+            leave(out, partial, token, head, split, splits, i32(i), v, state[0], state[1])
         join(out, partial, counters, scores, last, token, splits, tid)
 
     return attention

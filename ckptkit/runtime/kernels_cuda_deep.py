@@ -26,6 +26,7 @@ from .cuda_ptx import (
     f32_bits,
     high_f16,
     i32,
+    load_f32,
     load_i32,
     low_f16,
     multiply_tf32,
@@ -64,8 +65,34 @@ def kernel(p: Deep):
     N_Q, N_ACC, N_QUERY = 2 * STEPS, 4 * BANDS, 8 * WIDTH
     N_WEIGHTS, N_STATE = WARPS * TILE * 8, WARPS * 16
     QKV = (N_HEAD + 2 * N_KV) * HEAD_DIM
+    HALF_DIM, EACH = max(HEAD_DIM // 2, 1), -(-N_QUERY // THREADS)  # EACH: parts of the queries that a thread prepares
+    N_PARTS = 2 * EACH
     leave, join = joiner(HEADS, N_HEAD, HEAD_DIM, WIDTH, THREADS)
     finish_copies = wait_copies(STAGES - 1)
+
+    @device
+    def query_of(tid, u):
+        """(head, element) of a thread's u-th part of the queries; the element is one that there is."""
+        i = i32(u * THREADS) + tid
+        return i // i32(WIDTH), min(i % i32(WIDTH), i32(HEAD_DIM - 1))
+
+    @device
+    def partner(d):
+        """The element that d is rotated with."""
+        if PAIRING == 1:
+            return d ^ i32(1)
+        return d + i32(HALF_DIM) if d < i32(HALF_DIM) else d - i32(HALF_DIM)
+
+    @device
+    def turn_of(rope, position, d):
+        """(cosine, signed sine) by which d and its partner are multiplied."""
+        if PAIRING == 0:
+            return f32(1), f32(0)
+        first = d % i32(2) == 0 if PAIRING == 1 else d < i32(HALF_DIM)
+        k = d // i32(2) if PAIRING == 1 else d % i32(HALF_DIM)
+        row = rope + u64(position) * u64(HEAD_DIM * 4) + u64(k) * u64(4)
+        sine = load_f32(row + u64(HALF_DIM * 4))
+        return load_f32(row), -sine if first else sine
 
     @device
     def copy_rows(rows, first, n, to, row_bytes, stride, lane):
@@ -142,6 +169,8 @@ def kernel(p: Deep):
         weights = cuda.shared.array(N_WEIGHTS, f32)
         state = cuda.shared.array(N_STATE, f32)  # of each warp: maxima and sums of 8 heads
         last = cuda.shared.array(1, i32)
+        turns = cuda.local.array(N_PARTS, f32)
+        parts_of = cuda.local.array(N_PARTS, f32)
         q = cuda.local.array(N_Q, u32)
         q_rest = cuda.local.array(N_Q, u32)
         s = cuda.local.array(16, f32)
@@ -178,16 +207,26 @@ def kernel(p: Deep):
             if tile < tiles:
                 copy_tile(key_rows, value_rows, tile, n, ring + u32(k * STAGE), lane)
             commit_copies()
+        for u in range(EACH):
+            _, d = query_of(tid, u)
+            turns[2 * u], turns[2 * u + 1] = turn_of(rope, position, d)
         if STORE and DEPENDENT:
             wait_for_previous()
             start_next()
-        for i in range(tid, N_QUERY, THREADS):
-            h, d = i32(i) // i32(WIDTH), i32(i) % i32(WIDTH)
-            v = f32(0)
-            if h < i32(HEADS) and d < i32(HEAD_DIM):
-                head = x + u64((hb * i32(HEADS) + h) * i32(HEAD_DIM)) * u64(4)
-                v = element(head, PAIRING, rope, position, d, i32(HEAD_DIM)) * scale
-            query[i] = v
+        for u in range(EACH):
+            h, d = query_of(tid, u)
+            head = x + u64((hb * i32(HEADS) + min(h, i32(HEADS - 1))) * i32(HEAD_DIM)) * u64(4)
+            parts_of[2 * u] = load_f32(head + u64(d) * u64(4))
+            if PAIRING != 0:
+                parts_of[2 * u + 1] = load_f32(head + u64(partner(d)) * u64(4))
+        for u in range(EACH):
+            h, d = query_of(tid, u)
+            v = parts_of[2 * u] * turns[2 * u]
+            if PAIRING != 0:
+                v += parts_of[2 * u + 1] * turns[2 * u + 1]
+            i = i32(u * THREADS) + tid
+            if i < i32(N_QUERY):
+                query[i] = v * scale if h < i32(HEADS) and i % i32(WIDTH) < i32(HEAD_DIM) else f32(0)
         cuda.syncthreads()
         for k in range(STEPS):
             for e in range(2):

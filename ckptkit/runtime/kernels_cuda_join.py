@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from numba import cuda
 
-from .cuda_ptx import count_up_to, exp2, f32, fence, i32, load_f32, store_f32, u32, u64
+from .cuda_plan import record_floats
+from .cuda_ptx import count_up_to, exp2, f32, fence, i32, load_f32, load_f32x4, store_f32, u32, u64
 
 device = cuda.jit(device=True)
 LOWEST = -1e30
@@ -18,7 +19,8 @@ LOWEST = -1e30
 def joiner(heads: int, n_head: int, head_dim: int, width: int, threads: int):
     """(leave, join), device functions of blocks that own `heads` heads each; grid (head blocks, splits, tokens)."""
     HEADS, N_HEAD, HEAD_DIM, WIDTH, THREADS = heads, n_head, head_dim, width, threads
-    N_QUERY, RECORD = HEADS * WIDTH, WIDTH + 2
+    COLUMNS, RECORD, AT_ONCE = HEADS * WIDTH // 4, record_floats(width), 16 if threads <= 256 else 8
+    N_SOME = 4 * AT_ONCE
 
     @device
     def record_of(partial, token, head, split):
@@ -46,7 +48,8 @@ def joiner(heads: int, n_head: int, head_dim: int, width: int, threads: int):
         """After `leave`: the last block to come joins the records; `scratch` is shared, f32 (2, heads, splits)."""
         if splits == 1:
             return
-        some = cuda.local.array(16, f32)
+        some = cuda.local.array(N_SOME, f32)
+        v = cuda.local.array(4, f32)
         hb = i32(cuda.blockIdx.x)
         fence()
         cuda.syncthreads()
@@ -62,24 +65,30 @@ def joiner(heads: int, n_head: int, head_dim: int, width: int, threads: int):
             scratch[i] = load_f32(record + u64(WIDTH * 4))
             scratch[i32(HEADS) * splits + i32(i)] = load_f32(record + u64(WIDTH * 4 + 4))
         cuda.syncthreads()
-        for i in range(tid, N_QUERY, THREADS):
-            h, d = i32(i) // i32(WIDTH), i32(i) % i32(WIDTH)
+        for i in range(tid, COLUMNS, THREADS):
+            h, d = i32(i) // i32(WIDTH // 4), i32(i) % i32(WIDTH // 4) * i32(4)
             head = hb * i32(HEADS) + h
-            record = record_of(partial, token, head, i32(0))
-            top, total, v = f32(LOWEST), f32(0), f32(0)
+            record = record_of(partial, token, head, i32(0)) + u64(d) * u64(4)
+            top, total = f32(LOWEST), f32(0)
+            for e in range(4):
+                v[e] = f32(0)
             for k in range(splits):
                 top = max(top, scratch[h * splits + i32(k)])
-            for begin in range(0, splits, 16):
-                for u in range(16):
+            for begin in range(0, splits, AT_ONCE):  # several loads under way before the first is used
+                for u in range(AT_ONCE):
                     k = min(i32(begin) + i32(u), splits - i32(1))
-                    some[u] = load_f32(record + u64(k) * u64(RECORD * 4) + u64(d) * u64(4))
-                for u in range(16):
+                    four = load_f32x4(record + u64(k) * u64(RECORD * 4))
+                    for e in range(4):
+                        some[4 * u + e] = four[e]
+                for u in range(AT_ONCE):
                     k = i32(begin) + i32(u)
                     if k < splits:
                         w = exp2(scratch[h * splits + k] - top)
                         total += w * scratch[(i32(HEADS) + h) * splits + k]
-                        v += w * some[u]
-            if d < i32(HEAD_DIM):
-                store_f32(place_of(out, token, head, d), v / total)
+                        for e in range(4):
+                            v[e] += w * some[4 * u + e]
+            for e in range(4):
+                if d + i32(e) < i32(HEAD_DIM):
+                    store_f32(place_of(out, token, head, d + i32(e)), v[e] / total)
 
     return leave, join
