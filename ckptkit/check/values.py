@@ -32,12 +32,12 @@ def zero_rows(tensors: Mapping[str, Tensor]) -> Iterator[Finding]:
     """Rows of zeros at the end of the output matrix; reads from the end while they last."""
     name = "output.weight" if "output.weight" in tensors else "token_embd.weight"
     t = tensors.get(name)
-    if t is None or len(t.shape) != 2:
+    if t is None or len(t.shape) != 2 or t.type in UNDECODED:
         return
     lo = t.n_rows
     while lo:
         step = max(lo - STEP, 0)
-        filled = np.flatnonzero(t.rows(step, lo).any(axis=1))
+        filled = np.flatnonzero(decode_rows(t.rows(step, lo), t.type).any(axis=1))
         if len(filled):
             lo = step + int(filled[-1]) + 1
             break

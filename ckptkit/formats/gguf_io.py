@@ -354,7 +354,7 @@ def encode_string(text: str | bytes) -> bytes:
 
 def encode_strings(strings: Sequence[bytes | str]) -> bytes:
     """Strings one after another; those that were read from a GGUF are written as they lie in the buffer."""
-    if isinstance(strings, Strings) and len(strings):
+    if isinstance(strings, Strings) and len(strings) > 1:
         starts, lengths = strings.starts, strings.lengths
         if np.array_equal(starts[1:], starts[:-1] + lengths[:-1] + 8):
             numbers = np.ndarray((len(strings.buffer) - 7,), "<u8", strings.buffer, strides=(1,))  # one at every byte
