@@ -1,8 +1,9 @@
 """Tokens per second of a loaded model: prompts and single tokens, named as llama-bench names them.
 
-pp512 is a prompt of 512 tokens, logits of the last; tg128 is 128 tokens one after another; "@ d2048" means that as
-many tokens are in the cache before. Each is run once to warm up and then `repeat` times. Bytes per second are what
-decoding must read for a token: weights once, and the cache up to the middle of the run.
+pp512 is a prompt of 512 tokens, logits of the last; tg128 is 128 tokens one after another, each the likeliest after
+the one before, as `generate` makes them; "@ d2048" means that as many tokens are in the cache before. Each is run once
+to warm up and then `repeat` times. Bytes per second are what decoding must read for a token: weights once, and the
+cache up to the middle of the run.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ import json
 import platform
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import islice
 from statistics import mean, stdev
 from typing import Any
 
@@ -22,6 +25,7 @@ import numpy as np
 
 from .kv_cache import KVCache, cache_bytes
 from .model import Model
+from .sampler import Sampler, Sampling
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,7 @@ class Result:
     sd: float
     samples: tuple[float, ...]
     bytes_per_second: float | None = None  # tg only
-    bandwidth_share: float | None = None  # of what this machine's memory was measured to give; tg on the CPU only
+    bandwidth_share: float | None = None  # of what the device's memory was measured to give; tg only
 
 
 @dataclass(frozen=True)
@@ -43,13 +47,13 @@ class Report:
     model: str
     types: str
     device: str
-    cpu: str
+    cpu: str  # the processor that ran it: with device cuda the GPU
     threads: int
     precision: str
     cache_types: str
     weight_bytes: int
     parameters: int
-    memory_bandwidth: float | None  # bytes per second
+    memory_bandwidth: float | None  # bytes per second: reads on the CPU, reads and writes of a copy on a GPU
     results: tuple[Result, ...]
 
 
@@ -85,7 +89,7 @@ def bench(
         model=model.checkpoint.source.paths[0].name,
         types=", ".join(sorted(stored, key=lambda k: -stored[k])),
         device=model.device,
-        cpu=cpu_name(),
+        cpu=model.load_report.device_name or cpu_name(),
         threads=model.threads,
         precision=model.precision,
         cache_types=f"{model.type_k}/{model.type_v}",
@@ -117,8 +121,10 @@ def _prompt(model: Model, cache: KVCache, n: int) -> None:
 
 
 def _decode(model: Model, cache: KVCache, n: int) -> None:
-    for token in _ids(model, n).tolist():
-        model.forward([token], cache, logits="last")
+    token = int(_ids(model, 1)[0])
+    with closing(model.decode(cache, token, Sampler(Sampling(temp=0)), [token])) as steps:
+        for _ in islice(steps, n):
+            pass
 
 
 def _ids(model: Model, n: int) -> Any:
@@ -173,10 +179,9 @@ def to_markdown(report: Report) -> str:
             f"kv {report.cache_types} | {report.threads} | {r.test} | {r.tokens_per_second:.2f} ± {r.sd:.2f} | {speed} | {share} |"  # noqa: E501
         )
     if report.memory_bandwidth:
-        lines += [
-            "",
-            f"{report.cpu}; memory read at {report.memory_bandwidth / 1e9:.1f} GB/s by {report.threads} threads",
-        ]
+        speed = f"{report.memory_bandwidth / 1e9:,.1f} GB/s"
+        how = f"read at {speed} by {report.threads} threads" if report.device == "cpu" else f"copied at {speed}"
+        lines += ["", f"{report.cpu}; memory {how}"]
     return "\n".join(lines) + "\n"
 
 
