@@ -40,7 +40,7 @@ MAY = {  # the part of the package -> parts that it may import, besides itself
 }
 FAMILIES = ("gguf", "llmc", "llama2c", "microgpt", "nanoeuler", "npz", "sidecar")  # and what Hugging Face reads
 HUGGING_FACE = ("safetensors", "hf_")
-SHARED = ("options", "tokenizer_files", "safetensors_io", "microgpt_model")  # what several formats are made of
+SHARED = ("options", "tokenizer_files", "safetensors_io", "npz", "microgpt_model")  # what several formats are made of
 GATHER = ("__init__", "tokenizer_files")  # these open files of any format
 
 
