@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 
 import click
-
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's threads, which nothing here uses, spin at every start
 
 from .. import __version__
 from ..errors import CkptError, printable
@@ -23,8 +22,8 @@ from .verify import verify
 
 @click.group(context_settings=CONTEXT)
 @click.version_option(__version__, prog_name="ckptkit")
-@click.option("--traceback", is_flag=True, help="Show where in the code an error arose.")
-def cli(traceback: bool) -> None:
+@click.option("--traceback", is_flag=True, expose_value=False, help="Show where in the code an error arose.")
+def cli() -> None:
     """Open, convert, verify and run checkpoints of hand-written language model trainers.
 
     \b
@@ -33,6 +32,9 @@ def cli(traceback: bool) -> None:
       ckptkit convert model.bin model.gguf
       ckptkit generate model.gguf -p "Once upon a time"
     """
+    # before numpy and most of our own modules, which every command imports when it runs
+    gc.set_threshold(50_000)  # what they make is there to stay, and would be looked through for garbage many times
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's threads, which nothing here uses, spin at every start
 
 
 for command in (inspect, convert, verify, check, tokenize, generate, ppl, logits, bench):
@@ -67,6 +69,8 @@ def main() -> None:
         what = f"{type(e).__name__}: {printable(e)}"
         _say(f"error: internal, please report it: {what}\n  hint: ckptkit --traceback ... shows where")
         sys.exit(70)
+    finally:
+        gc.freeze()  # the process ends here: nothing is looked through once more on the way out
 
 
 def _say(message: str) -> None:
