@@ -24,6 +24,7 @@ def load_global(m: Machine, type: str, count: int) -> Callable[[int], Any]:
     shift, loaded = each.bit_length() - 1, m.loaded
 
     def load(address: int) -> Any:
+        address &= 0xFFFFFFFFFFFFFFFF
         space, offset = spaces.get(address >> 32), address & 0xFFFFFFFF
         if space is None or offset + size > space.readable or offset % size:
             space, offset = look(address, size)
@@ -70,7 +71,7 @@ def atomic(m: Machine, change: Callable[[int, int], int]) -> Callable[[int, int]
 
 def region_of(m: Machine, address: int, size: int) -> tuple[Region, int]:
     """(shared array, offset) of an address in the shared window."""
-    k, offset = (address >> 24) - 1, address & 0xFFFFFF
+    k, offset = (address >> 24 & 255) - 1, address & 0xFFFFFF
     if not 0 <= k < len(m.regions) or offset + size > m.regions[k].size:
         have = m.regions[k].size if 0 <= k < len(m.regions) else 0
         raise Fault(f"access of {size} bytes at offset {offset:,} of {have:,} bytes of shared memory")

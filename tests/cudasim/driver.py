@@ -7,7 +7,6 @@ way, is found out.
 from __future__ import annotations
 
 import ctypes
-import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -273,7 +272,7 @@ def simulated(
     capability: tuple[int, int] = (9, 0), processors: int = 1, memory_bytes: int = 1 << 30,
     changes: Mapping[str, tuple[str, str]] | None = None,
 ) -> Iterator[Driver]:  # fmt: skip
-    """The simulated card in place of a real one. Ends with an error if a kernel failed or memory was not freed."""
+    """The simulated card in place of a real one. Ends with an error if a kernel failed."""
     machine = Machine()
     driver = Driver(machine, Kernels(machine, changes), memory_bytes)
     card = cuda_driver.Card(driver, 0, 0, "simulated", capability, processors, SHARED_BYTES, "13.0")
@@ -282,10 +281,9 @@ def simulated(
         patch.setattr(cuda_compile, "build", driver.build)
         patch.setattr(cuda_blas, "_handle", (Blas(driver), ctypes.c_void_p(1), None))
         patch.setattr(cuda_weights, "STAGE", 1 << 16)
-        patch.setattr(cuda_weights, "stage", cuda_weights.Stage())
         try:
             yield driver
             driver.drain()
         finally:
+            cuda_weights.stage.host, cuda_weights.stage.device, cuda_weights.stage.events = [], [], []
             cuda_weights._tables.clear()
-            gc.collect()
