@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .sampler import Sampler, Sampling
 
 k: Any = kernels_cuda
-AHEAD = 1024  # positions for which the graphs are made before the first step
+AHEAD = 512  # positions for which the graphs are made before the first step
 NOT_YET, FOR_THE_HOST = -2, -1  # in the log
 
 
@@ -75,8 +75,12 @@ class Steps:
                     k.sample(self.batch, self.log_buffer, self.numbers, self.way.top_k)
 
             model.work.reach = reach
+            key = ("steps", len(self.log), self.context, reach, self.way)
+            if key not in model.work.known:
+                k.prepare(step, model.work)
+                model.work.known.add(key)
             gpu.sync()
-            self.graphs[reach] = k.capture(step, model.work)
+            self.graphs[reach] = gpu.capture(step)
         return self.graphs[reach]
 
     def begin(

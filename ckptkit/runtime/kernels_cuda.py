@@ -319,7 +319,8 @@ def sample(batch, log, numbers, top_k):
 
 def nll(out, logits, targets, batch):
     """out float64 (n,) = -log softmax(logits)[row, targets[row]]; not finite where the logits are not."""
-    launch(batch.work, Nll(), (len(logits), 1, 1), [out, logits, targets, logits.shape[1]])
+    args = [out, logits, targets, logits.shape[1]]
+    run(lambda: launch(batch.work, Nll(), (len(logits), 1, 1), args), batch.work, "nll")
 
 
 def _pick_scratch(work, n):

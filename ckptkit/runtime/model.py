@@ -249,9 +249,12 @@ class Model:
             cache.graphs[key] = k.capture(lambda: forward(self, cache, b, self._head(head)), self.work)
         k.replay(cache.graphs[key], self.work)
 
-    def _check(self, tokens: Any, pos: Any, seq: Any, cache: KVCache) -> None:
+    def _require_open(self) -> None:
         if self._closed:
             raise UnsupportedError("the model is closed")
+
+    def _check(self, tokens: Any, pos: Any, seq: Any, cache: KVCache) -> None:
+        self._require_open()
         if not len(tokens):
             raise UnsupportedError(
                 "there are no tokens to run", hint="an empty prompt needs at least one token, such as BOS"
@@ -312,6 +315,7 @@ class Model:
 
     def prepare(self, cache: KVCache, samplers: Sequence[Any], n_prompt: int) -> None:
         """Make ready what decoding after prompts of `n_prompt` tokens needs; without it the first step does."""
+        self._require_open()
         self.kernels.ready(self, cache, samplers, n_prompt)
 
     def decode(self, cache: KVCache, token: int, sampler: Any, history: list[int]) -> Generator[int, None, None]:
@@ -320,6 +324,7 @@ class Model:
 
         `history`: all tokens so far, to which the caller adds each that it is given.
         """
+        self._require_open()
         for picked in self.kernels.own_steps(self, cache, [0], [token], [sampler], [history]) or ():
             for _, token in picked:
                 yield token
@@ -339,6 +344,7 @@ class Model:
 
         Each row comes out as it would alone (exactly so for up to 16 rows on a GPU).
         """
+        self._require_open()
         tokens = [history[-1] for history in histories]
         yield from self.kernels.own_steps(self, cache, sequences, tokens, samplers, histories) or ()
         while True:
