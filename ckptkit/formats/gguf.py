@@ -257,7 +257,12 @@ def targets(ck: Checkpoint, options: WriteOptions) -> list[Target]:
 
 
 def plan(config: Config, stored: Mapping[str, Tensor], mixture: str, pure: bool) -> dict[str, QType]:
-    """Types by the mixture's rules; without one, as they are, except that vectors and positions become F32."""
+    """Types by the mixture's rules; without one, as they are. Vectors are F32 in any case: llama.cpp adds no others.
+
+    What no mixture quantises (positions) keeps its type, as with llama-quantize.
+    """
+    half = (QType.F16, QType.BF16)
+    kept = {n: QType.F32 if t.type in half and t.n_elements == t.shape[-1] else t.type for n, t in stored.items()}
     if mixture:
         shapes = [(name, t.shape) for name, t in stored.items()]
         return policy.plan(
@@ -268,11 +273,9 @@ def plan(config: Config, stored: Mapping[str, Tensor], mixture: str, pure: bool)
             n_layer=config.n_layer,
             n_head=config.n_head,
             n_kv_head=config.n_kv_head,
+            stored={n: QType.F32 if type == QType.F64 else type for n, type in kept.items()},
         )
-    half = (QType.F16, QType.BF16)
-    return {
-        n: QType.F32 if t.type in half and not policy.quantisable(n, t.shape) else t.type for n, t in stored.items()
-    }
+    return kept
 
 
 def write(ck: Checkpoint, stored: Mapping[str, Tensor], path: Path, options: WriteOptions) -> tuple[Path, ...]:
