@@ -11,12 +11,13 @@ from cudasim.driver import simulated
 from benchmarks.gpu_shapes import random_model
 from ckptkit.checkpoint import Config
 from ckptkit.quant.types import QType
+from ckptkit.runtime import cuda_driver as gpu
 from ckptkit.runtime import cuda_plan, generate
 from ckptkit.runtime import kernels_cuda as k
 from ckptkit.runtime.batch import generate_batch
 from ckptkit.runtime.generate import GenerateOptions
 from ckptkit.runtime.model import Model
-from ckptkit.runtime.sampler import Sampling
+from ckptkit.runtime.sampler import Sampler, Sampling
 
 CONFIG = Config("gpt2", 12, 40, 1, 2, 2, 16, 16, 8)
 GREEDY, DRAWN = Sampling(temp=0), Sampling(seed=3, top_k=20, temp=2.0)
@@ -79,3 +80,28 @@ def test_scores_are_those_of_the_logits(model: Model, monkeypatch: pytest.Monkey
     z = model.forward_batch(tokens, pos, seq, model.new_cache(2), rows).astype(np.float64)
     want = np.log(np.exp(z).sum(axis=1)) - z[np.arange(5), targets]
     np.testing.assert_allclose(scored, want, atol=1e-6)
+
+
+def test_a_generation_that_is_broken_off_leaves_the_model_as_it_was(model: Model) -> None:
+    """Ctrl-C while the host waits, in the caller or in the loop; then the same tokens as ever, and no memory held."""
+    options = GenerateOptions(3, sampling=DRAWN)
+    whole = generate.generate(model, [5, 6, 7, 8], options).ids
+    cache = model.new_cache()
+    sampler = Sampler(DRAWN)
+    first = sampler.pick(model.forward([5, 6, 7, 8], cache, logits="last"), [])
+    steps = model.decode(cache, first, sampler, [])
+    assert [first, next(steps)] == whole[:2]
+    with pytest.raises(KeyboardInterrupt):
+        steps.throw(KeyboardInterrupt)
+    assert cache.length[0] == 5
+    assert sampler.rng.random() == np.random.default_rng(3).random(3)[2]
+    assert generate.generate(model, [5, 6, 7, 8], options).ids == whole
+
+
+@pytest.mark.parametrize("n", [10, 4096, 4097, 20_001])
+def test_downloads_come_in_pieces(monkeypatch: pytest.MonkeyPatch, n: int) -> None:
+    monkeypatch.setattr(gpu, "PIECE", 4096)
+    with simulated():
+        data = np.random.default_rng(n).integers(0, 256, n).astype(np.uint8)
+        assert (gpu.download(gpu.upload(data)) == data).all()
+        gpu.release_landing()
