@@ -18,7 +18,7 @@ from fixtures.writers import gguf
 # positions, norms and biases keep the type they have
 MIXTURES = {"q8_0": ("Q8_0", "Q8_0"), "q4_k_m": ("Q4_K", "Q6_K"), "q6_k": ("Q6_K", "Q6_K"), "f16": ("F16", "F16"),
             "bf16": ("BF16", "BF16"), "f32": ("F32", "F32")}  # fmt: skip
-IN_Q4_K_M = {"blk.1.attn_v.weight": "Q6_K", "blk.1.ffn_down.weight": "Q6_K"}  # the last eighth of the layers
+IN_Q4_K_M = {f"blk.1.{part}.weight": "Q6_K" for part in ("attn_v", "attn_qkv", "ffn_down")}  # the last eighth of layers
 
 
 def source(arch: str, kind: str, path: Path) -> None:
