@@ -106,7 +106,7 @@ def all_keys(ck: Checkpoint, stored: Mapping[str, Tensor], path: Path, options: 
     merged |= {k: v for k, v in keys.items() if k not in merged and not (kept and _implied(k, v, merged, ck.config))}
     if ck.tokenizer is not None and "tokenizer.ggml.model" not in merged:
         merged |= gguf_tokenizer.keys(ck.tokenizer)
-    if "tokenizer.ggml.model" not in merged and options.complete:
+    if "tokenizer.ggml.model" not in merged and options.complete and ck.config.arch in ARCHS and stored:
         merged["tokenizer.ggml.model"] = Value(Kind.STRING, "no_vocab")
     merged.pop("general.alignment", None)
     layout = [k for k in options.metadata if k == "general.alignment" or k.startswith("split.")]
