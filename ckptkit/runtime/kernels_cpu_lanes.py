@@ -3,10 +3,10 @@
 """Block types on the CPU: sixteen weight rows at a time, a lane a row. One table row per type.
 
 At load the blocks of sixteen rows are interleaved by words of 32 bits (`interleave`): word i of the sixteen blocks lies
-together, in one vector. A block whose size is no multiple of four has one half (its scale d) beside its words; the
-halves follow behind the words of all blocks:
+together, in one vector, and the words lie as they are needed. A block whose size is no multiple of four has one half
+(its scale d) beside its words; the halves of two blocks lie in one cache line before them:
 
-    group g: (blocks of a row, words of a block, 16) u32, (blocks of a row, 16) u16 where there is a half
+    group g: (blocks of a row, words of a block, 16) u32, before every two blocks (2, 16) u16 where there are halves
 
 So one load gives four bytes of sixteen rows, whatever the type, scales included, and a product needs no sum across
 lanes and no scalar work. Every value is d * scale * (q - zero) + m * low, with q put together from bits of the block's
@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from llvmlite import ir
@@ -106,13 +107,35 @@ def words_bytes(type: QType) -> int:
     return BLOCKS[type].nbytes // 4 * 4
 
 
+def odd_half(type: QType) -> int | None:
+    """Where the half lies that no word holds."""
+    return ROWS[type].d if BLOCKS[type].nbytes % 4 else None
+
+
+def word_of(type: QType, i: int) -> tuple[int, int]:
+    """The word of byte i among those of a block as stored, and its first bit there."""
+    odd = odd_half(type)
+    i -= 2 if odd is not None and i > odd else 0
+    return i // 4, 8 * (i % 4)
+
+
+@cache
+def order(type: QType) -> tuple[int, ...]:
+    """Words of a block as they are needed, scales before all q: read in another order than they lie in, large blocks
+    come from memory at a third of its speed."""
+    row = ROWS[type]
+    places = [s * row.sub + at for group in row.together for s in group for at in range(0, row.sub, 4)]
+    needed = list(dict.fromkeys(word_of(type, i)[0] for k in places for i, _, _ in row.pieces(k)))
+    return (*(i for i in range(words_bytes(type) // 4) if i not in needed), *needed)
+
+
 class Block:
     """Sixteen interleaved blocks: fields as vectors, each loaded once."""
 
     def __init__(self, builder, type, words, halves):
         self.b, self.words, self.halves, self.seen = builder, words, halves, {}
-        self.row = ROWS[type]
-        self.odd = self.row.d if BLOCKS[type].nbytes % 4 else None  # where the half lay that no word holds
+        self.type, self.row, self.odd = type, ROWS[type], odd_half(type)
+        self.order = order(type)
 
     def once(self, key, make):
         if key not in self.seen:
@@ -120,22 +143,21 @@ class Block:
         return self.seen[key]
 
     def forget(self):
-        """Load words again: values kept too long only travel to memory and back."""
+        """Load words again: values kept too long only travel to memory and back. LLVM would still keep them, if it
+        knew that the address is the same."""
         self.seen = {key: x for key, x in self.seen.items() if key[0] != "word"}
-
-    def word(self, i):
-        """Word i of the block."""
-
-        def make():
-            return _load(self.b, self.b.add(self.words, ir.Constant(I64, 4 * LANES * i)), VI, 4)
-
-        return self.once(("word", i), make)
+        same = ir.InlineAsm(ir.FunctionType(I64, [I64]), "", "=r,0", side_effect=True)
+        self.words = self.b.call(same, [self.words])
 
     def place(self, i):
         """The word that byte i of a block went to, and its first bit there."""
-        if self.odd is not None and i > self.odd:
-            i -= 2
-        return self.word(i // 4), 8 * (i % 4)
+        word, at = word_of(self.type, i)
+
+        def make():
+            to = 4 * LANES * self.order.index(word)
+            return _load(self.b, self.b.add(self.words, ir.Constant(I64, to)), VI, 4)
+
+        return self.once(("word", word), make), at
 
     def shifted(self, x, by):
         """Left by so many bits, or right where that is negative."""
@@ -222,28 +244,35 @@ class Block:
 
 
 def group_bytes(type: QType, width: int) -> int:
-    """Bytes of sixteen interleaved rows of `width` bytes, up to a whole cache line."""
-    return -(-LANES * width // LINE) * LINE
+    """Bytes of sixteen interleaved rows of `width` bytes."""
+    n = width // BLOCKS[type].nbytes
+    return n * LANES * words_bytes(type) + (0 if odd_half(type) is None else -(-n // 2) * LINE)
+
+
+def block_at(type: QType) -> Callable:
+    """The function (t, group, i) -> addresses of words and halves of block i of a group; t and the rest are int64."""
+    size, line = LANES * words_bytes(type), 0 if odd_half(type) is None else LINE
+
+    def where(t, group, i):
+        pair = group + (i >> 1) * (line + 2 * size)
+        return pair + line + (i & 1) * size, pair + (i & 1) * 32
+
+    return where
 
 
 def interleave(rows: np.ndarray, type: QType, out: np.ndarray) -> None:
     """Rows of blocks, u8 (n, bytes of a row), into out u8 (ceil(n / 16), group_bytes); missing rows are zero."""
     n, width = rows.shape
-    groups = -(-n // LANES)
+    groups, size, odd, where = -(-n // LANES), BLOCKS[type].nbytes, odd_half(type), block_at(type)
     if n % LANES:
         rows = np.concatenate([rows, np.zeros((groups * LANES - n, width), np.uint8)])
-    size, whole = BLOCKS[type].nbytes, words_bytes(type)
-    blocks = rows.reshape(groups, LANES, width // size, size)
-    words = out[:, : LANES * width // size * whole].view(np.uint32).reshape(groups, width // size, whole // 4, LANES)
-    at = ROWS[type].d if size != whole else size
-    for lo, hi, to in ((0, at, 0), (at + size - whole, size, at // 4)):  # words before the half, and behind
-        if hi > lo:
-            words[:, :, to : to + (hi - lo) // 4] = _units(blocks[..., lo:hi], np.uint32)
-    if size != whole:
-        halves = out[:, words.nbytes // groups : words.nbytes // groups + 2 * LANES * width // size]
-        halves.view(np.uint16).reshape(groups, width // size, 1, LANES)[:] = _units(blocks[..., at : at + 2], np.uint16)
-
-
-def _units(part, unit):
-    """u8 (groups, 16, blocks, bytes) as units (groups, blocks, units, 16)."""
-    return np.ascontiguousarray(part).view(unit).transpose(0, 2, 3, 1)
+    for i in range(width // size):
+        block = rows.reshape(groups, LANES, width)[..., i * size : (i + 1) * size]
+        words, halves = where(0, 0, i)
+        if odd is not None:
+            half = block[..., odd : odd + 2]
+            out[:, halves : halves + 2 * LANES].reshape(groups, LANES, 2)[:] = half
+            block = np.concatenate([block[..., :odd], block[..., odd + 2 :]], -1)
+        units = np.ascontiguousarray(block).view(np.uint32)[..., list(order(type))]
+        target = out[:, words : words + LANES * words_bytes(type)].view(np.uint32)
+        target.reshape(groups, -1, LANES)[:] = units.transpose(0, 2, 1)

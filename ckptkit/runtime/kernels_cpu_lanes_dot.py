@@ -16,11 +16,13 @@ computes exactly instead (`has_byte_dot`):
 
 from __future__ import annotations
 
+from itertools import chain
+
 from llvmlite import ir
-from numba.extending import intrinsic
+from numba.extending import intrinsic, overload
 
 from ..quant.types import BLOCKS, QType
-from .kernels_cpu_lanes import ROWS, Block, _c, words_bytes
+from .kernels_cpu_lanes import ROWS, Block, _c, block_at, words_bytes
 from .simd import (
     F32,
     I8,
@@ -87,6 +89,15 @@ def _fma(b, x, y, z):
     return b.call(_fn(b, "llvm.fma.v16f32", VF, VF, VF, VF), [x, y, z])
 
 
+def find_block(t, group, i):
+    """Addresses of words and halves of block i of a group of type t."""
+
+
+@overload(find_block, prefer_literal=True)
+def _find_block(t, group, i):
+    return block_at(QType(t.literal_value))
+
+
 @intrinsic(prefer_literal=True)
 def lanes_dot(typingctx, t, block, halves, x, sums, total):
     """total + (one block of sixteen rows) times x: f32 values at x, at `sums` the sum of every 16 of them."""
@@ -121,37 +132,36 @@ class _Vnni:
     """Sums of products of bytes in 32 bits, by one instruction for four."""
 
     def __init__(self, b, row):
-        self.b, self.sums = b, {}
+        self.b, self.flip = b, row.signed
         self.zero = 128 if row.signed else row.zero
-        self.flip = row.signed
+        self.sums = [_c(0), _c(0)]
 
-    def add(self, s, q, x):
+    def add(self, q, x):
+        """Sixteen rows' four q times four high and four low parts."""
         b = self.b
         dot = _fn(b, "llvm.x86.avx512.vpdpbusd.512", VI, VI, VI, VI)
-        if self.flip:  # signed bytes as 0 .. 255
-            q = b.xor(q, _c(-0x7F7F7F80))
-        old = self.sums.get(s, [_c(0), _c(0)])
-        self.sums[s] = [b.call(dot, [p, q, _splat(b, one, VI)]) for p, one in zip(old, x, strict=True)]
+        q = b.xor(q, _c(-0x7F7F7F80)) if self.flip else q  # signed bytes as 0 .. 255
+        self.sums = [b.call(dot, [p, q, _splat(b, one, VI)]) for p, one in zip(self.sums, x, strict=True)]
 
-    def take(self, s):
-        """(high, low) sums of sub-block s as floats."""
-        return [self.b.sitofp(p, VF) for p in self.sums.pop(s)]
+    def take(self):
+        """The sums of high and low products as floats; begins anew."""
+        sums, self.sums = self.sums, [_c(0), _c(0)]
+        return [self.b.sitofp(p, VF) for p in sums]
 
 
 class _Madd:
     """The same in halves of eight rows: pairs of products in 16 bits, added up there as long as they surely fit."""
 
     def __init__(self, b, row):
-        self.b, self.sums, self.narrow = b, {}, {}
-        self.zero, self.signed = row.zero, row.signed
+        self.b, self.zero, self.signed = b, row.zero, row.signed
         largest = 128 if row.signed else (1 << row.bits) - 1
         self.room = 32767 // (2 * 127 * largest)  # pairs of products
+        self.sums, self.narrow, self.count = [], [], 0
 
-    def add(self, s, q, x):
+    def add(self, q, x):
         b = self.b
         madd = _fn(b, "llvm.x86.avx2.pmadd.ub.sw", W16, B32, B32)
         sign, size = _fn(b, "llvm.x86.avx2.psign.b", B32, B32, B32), _fn(b, "llvm.abs.v32i8", B32, B32, ir.IntType(1))
-        narrow, count = self.narrow.get(s, (None, 0))
         new = []
         for h in range(2):
             mask = ir.Constant(D8, [8 * h + i for i in range(8)])
@@ -162,22 +172,24 @@ class _Madd:
                 y = b.bitcast(b.shuffle_vector(y, y, ir.Constant(D8, [0] * 8)), B32)
                 y = b.call(sign, [y, w]) if self.signed else y
                 new.append(b.call(madd, [w_size, y]))
-        self.narrow[s] = [b.add(p, y) for p, y in zip(narrow, new, strict=True)] if narrow else new, count + 1
-        if count + 1 == self.room:
-            self._widen(s)
+        self.narrow = [b.add(p, y) for p, y in zip(self.narrow, new, strict=True)] if self.narrow else new
+        self.count += 1
+        if self.count == self.room:
+            self._widen()
 
-    def _widen(self, s):
+    def _widen(self):
         b = self.b
         wide = _fn(b, "llvm.x86.avx2.pmadd.wd", D8, W16, W16)
-        narrow, count = self.narrow.pop(s, (None, 0))
-        if count:
-            new = [b.call(wide, [p, ir.Constant(W16, [1] * 16)]) for p in narrow]
-            self.sums[s] = [b.add(p, y) for p, y in zip(self.sums[s], new, strict=True)] if s in self.sums else new
+        new = [b.call(wide, [p, ir.Constant(W16, [1] * 16)]) for p in self.narrow]
+        if new:
+            self.sums = [b.add(p, y) for p, y in zip(self.sums, new, strict=True)] if self.sums else new
+        self.narrow, self.count = [], 0
 
-    def take(self, s):
-        self._widen(s)
-        low, high = ir.Constant(VI, list(range(16))), self.sums.pop(s)
-        return [self.b.sitofp(self.b.shuffle_vector(high[i], high[2 + i], low), VF) for i in range(2)]
+    def take(self):
+        self._widen()
+        both, sums = ir.Constant(VI, list(range(16))), self.sums
+        self.sums = []
+        return [self.b.sitofp(self.b.shuffle_vector(sums[i], sums[2 + i], both), VF) for i in range(2)]
 
 
 @intrinsic(prefer_literal=True)
@@ -193,22 +205,19 @@ def lanes_dot_bytes(typingctx, t, block, halves, high, low, sums, scale, total):
         products = (_Vnni if "+avx512vnni" in features() else _Madd)(b, row)
         worth = _splat(b, worth, VF)
         whole, shifts = _c(0.0), _c(0.0)
-        for group in row.together:
-            for place in range(0, row.sub, 4):
-                for s in group:
-                    ahead.step()
-                    k = s * row.sub + place
-                    x = [_load(b, b.add(a, ir.Constant(I64, k)), I32, 4) for a in (high, low)]
-                    products.add(s, e.quad(k), x)
-            for s in group:
-                p, q = products.take(s)
-                part = _fma(b, p, _c(float(HIGH)), q)
-                of_x = _sum_of(b, sums, row, s)
-                if products.zero:
-                    part = _fma(b, of_x, _c(-float(products.zero)), part)
-                whole = b.fadd(whole, part) if row.scale is None else _fma(b, part, row.scale(e, s), whole)
-                if row.m is not None:
-                    shifts = of_x if row.low is None else _fma(b, of_x, row.low(e, s), shifts)
+        for s in chain(*row.together):  # one after another: the sums of more would not stay in registers
+            for k in range(s * row.sub, (s + 1) * row.sub, 4):
+                ahead.step()
+                x = [_load(b, b.add(a, ir.Constant(I64, k)), I32, 4) for a in (high, low)]
+                products.add(e.quad(k), x)
+            p, q = products.take()
+            part = _fma(b, p, _c(float(HIGH)), q)
+            of_x = _sum_of(b, sums, row, s)
+            if products.zero:
+                part = _fma(b, of_x, _c(-float(products.zero)), part)
+            whole = b.fadd(whole, part) if row.scale is None else _fma(b, part, row.scale(e, s), whole)
+            if row.m is not None:
+                shifts = of_x if row.low is None else _fma(b, of_x, row.low(e, s), shifts)
             e.forget()
         total = _fma(b, b.fmul(e.f16(row.d), worth), whole, total)
         if row.m is not None:

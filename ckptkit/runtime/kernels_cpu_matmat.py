@@ -43,8 +43,7 @@ from .kernels_cpu_args import (
 from .kernels_cpu_blocks import block_elements
 from .kernels_cpu_embed import decode_row, decode_row_bf16
 from .kernels_cpu_lanes import ROWS as LANE_ROWS
-from .kernels_cpu_lanes import words_bytes
-from .kernels_cpu_lanes_dot import lanes_decode
+from .kernels_cpu_lanes_dot import find_block, lanes_decode
 from .kernels_cpu_norm import activate16, normalise, silu16
 from .kernels_cpu_team import JIT, take
 from .simd import (
@@ -138,7 +137,6 @@ def chunk_rows(pairs, t, w, width, n_rows, n, padded, out):
 @overload(chunk_rows, prefer_literal=True)
 def _chunk_rows(pairs, t, w, width, n_rows, n, padded, out):
     type = QType(t.literal_value)
-    size = words_bytes(type) * LANES
 
     def as_stored(pairs, t, w, width, n_rows, n, padded, out):
         return w, width, 4
@@ -154,11 +152,11 @@ def _chunk_rows(pairs, t, w, width, n_rows, n, padded, out):
     def interleaved(pairs, t, w, width, n_rows, n, padded, out):
         step = block_elements(t) * 4 * ROWS // (2 if pairs else 1)
         for g in range((n_rows + 15) // 16):
-            block, to = w + g * 16 * width, out + 64 * g
-            half = block + n // block_elements(t) * size
-            for _ in range(n // block_elements(t)):
+            to = out + 64 * g
+            for i in range(n // block_elements(t)):
+                block, half = find_block(t, w + g * 16 * width, i)
                 lanes_decode(t, pairs, block, half, to, 4 * ROWS)
-                block, half, to = block + size, half + 32, to + step
+                to += step
         return out, 4, 4 * ROWS
 
     if type in LANE_ROWS:

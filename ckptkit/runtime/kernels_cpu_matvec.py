@@ -32,8 +32,8 @@ from .kernels_cpu_args import (
 )
 from .kernels_cpu_blocks import block_bytes, block_elements, decode16
 from .kernels_cpu_embed import plain_value
-from .kernels_cpu_lanes import ROWS, words_bytes
-from .kernels_cpu_lanes_dot import HIGH, lanes_dot, lanes_dot_bytes
+from .kernels_cpu_lanes import ROWS
+from .kernels_cpu_lanes_dot import HIGH, find_block, lanes_dot, lanes_dot_bytes
 from .kernels_cpu_norm import activate16, normalise, silu16
 from .kernels_cpu_team import JIT, THREADS, take
 from .simd import (
@@ -109,28 +109,25 @@ def _part_dots(t, rounded, w, width, n_rows, x, padded, n, out):
     type = QType(t.literal_value)
     if type not in ROWS:
         return lambda t, rounded, w, width, n_rows, x, padded, n, out: dots(t, w, width, n_rows, x, n, out)
-    size = words_bytes(type) * 16
 
     def exact(t, rounded, w, width, n_rows, x, padded, n, out):
         sums = x + 4 * padded
         for g in range((n_rows + 15) // 16):
-            total, block = splat(0.0), w + g * 16 * width
-            half = block + n // block_elements(t) * size
+            total = splat(0.0)
             for i in range(0, n, block_elements(t)):
+                block, half = find_block(t, w + g * 16 * width, i // block_elements(t))
                 total = lanes_dot(t, block, half, x + 4 * i, sums + i // 4, total)
-                block, half = block + size, half + 32
             store_f32(out + 64 * g, total)
 
     def in_bytes(t, rounded, w, width, n_rows, x, padded, n, out):
         sums, high = x + 4 * padded, x + 4 * padded + padded // 4
         low, worth = high + padded, high + 2 * padded
         for g in range((n_rows + 15) // 16):
-            total, block = splat(0.0), w + g * 16 * width
-            half = block + n // block_elements(t) * size
+            total = splat(0.0)
             for i in range(0, n, block_elements(t)):
+                block, half = find_block(t, w + g * 16 * width, i // block_elements(t))
                 one = get_f32(worth + i // 8)
                 total = lanes_dot_bytes(t, block, half, high + i, low + i, sums + i // 4, one, total)
-                block, half = block + size, half + 32
             store_f32(out + 64 * g, total)
 
     return in_bytes if rounded.literal_value else exact
