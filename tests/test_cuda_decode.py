@@ -9,7 +9,9 @@ import pytest
 from cudasim.driver import simulated
 
 from benchmarks.gpu_shapes import random_model
+from ckptkit import runtime
 from ckptkit.checkpoint import Config
+from ckptkit.errors import UnsupportedError
 from ckptkit.quant.types import QType
 from ckptkit.runtime import cuda_driver as gpu
 from ckptkit.runtime import cuda_plan, generate
@@ -105,3 +107,14 @@ def test_downloads_come_in_pieces(monkeypatch: pytest.MonkeyPatch, n: int) -> No
         data = np.random.default_rng(n).integers(0, 256, n).astype(np.uint8)
         assert (gpu.download(gpu.upload(data)) == data).all()
         gpu.release_landing()
+
+
+def test_a_model_beyond_the_memory_is_refused_before_any_is_taken() -> None:
+    """Its matrices alone have 40 x 16 + 12 x 16 + 6 x 16 x 16 float32."""
+    with simulated(memory_bytes=1 << 20):
+        before = gpu.free_bytes()
+        with pytest.raises(UnsupportedError, match="does not fit") as e:
+            runtime.load(random_model(CONFIG, QType.F32, pool_values=1 << 12), "cuda")
+        assert gpu.free_bytes() == before
+    assert f"{before[0]:,} of {before[1]:,} bytes" in str(e.value)
+    assert int(str(e.value.got).split()[0].replace(",", "")) > 4 * (40 * 16 + 12 * 16 + 6 * 16 * 16)

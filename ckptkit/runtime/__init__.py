@@ -57,7 +57,7 @@ def load(
     model.check_kv_types(type_k, type_v)
     if ck.config.rope_pairing:
         rope.factors(ck)  # refuses scalings by name
-    kernels.check_fits(kernels.load_bytes(ck), "weights")
+    kernels.check_fits(kernels.load_bytes(ck), "weights and scratch")
     return model.Model(ck, kernels, device, precision, check_threads(threads), context or own, type_k, type_v, message)
 
 

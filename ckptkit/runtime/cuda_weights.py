@@ -185,7 +185,7 @@ def place_rows(t: Tensor) -> Weight:
     return weight
 
 
-def load_bytes(ck: Checkpoint) -> int:
+def weight_bytes(ck: Checkpoint) -> int:
     """Bytes that the weights take on the card; a tied output counts once."""
     total = 0
     for t in ck.tensors.values():

@@ -18,6 +18,7 @@ import numpy as np
 from ..errors import UnsupportedError
 from ..quant.types import QType
 from . import cuda_driver as gpu
+from .cuda_blas import WORKSPACE
 from .cuda_driver import Buffer, download, empty, sync, upload, zeros  # noqa: F401  part of the module's names
 from .cuda_layout import LAYOUTS
 from .cuda_plan import (
@@ -39,7 +40,7 @@ from .cuda_plan import (
     record_floats,
 )
 from .cuda_products import many
-from .cuda_weights import load_bytes, place, place_rows, plain, stage  # noqa: F401
+from .cuda_weights import place, place_rows, plain, stage, weight_bytes  # noqa: F401
 
 NAME = "cuda"
 NATIVE = frozenset(LAYOUTS)
@@ -89,6 +90,15 @@ def describe(work, report):
     stage.close()
     report.device_name = card.name
     report.threading_layer = f"{card.name}, compute capability {card.capability[0]}.{card.capability[1]}"
+
+
+def load_bytes(ck):
+    """Bytes that a model takes on the card before any cache: its weights, and scratch for prompts."""
+    c, rows = ck.config, min(MAX_TOKENS, ck.config.context_length)
+    q, kv = c.n_head * c.head_dim, c.n_kv_head * c.head_dim
+    batch = 4 * rows * (c.n_embd + 2 * q + 2 * kv + c.n_ff)
+    products = rows * (4 * max(2 * c.n_ff, q + 2 * kv) + 6 * max(c.n_embd, c.n_ff))  # results, rounded activations
+    return weight_bytes(ck) + batch + products + WORKSPACE
 
 
 def check_fits(nbytes, what):

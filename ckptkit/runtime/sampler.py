@@ -55,12 +55,6 @@ class Sampler:
         self.sampling = sampling
         self.rng = np.random.default_rng(sampling.seed)
 
-    @property
-    def greedy(self) -> bool:
-        """Whether the choice is the largest logit and nothing else."""
-        s = self.sampling
-        return s.temp == 0 and s.repeat_penalty == 1 and not s.logit_bias
-
     def pick(self, logits: npt.NDArray[np.float32], history: Sequence[int]) -> int:
         """The next token; logits (vocab,), `history` the tokens so far, prompt included."""
         return pick(logits, history, self.sampling, self.rng)
