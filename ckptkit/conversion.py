@@ -203,7 +203,7 @@ def write(
     said = ROPE_FACTORS if ck.config.rope_scaling else {}  # the config says what these hold
     gone = [n for n in ck.tensors if template(n) not in holds and n not in beside and n not in said]
     done += leave_out(ck, gone, options.drop, f"{module.NAME} ({ck.config.arch})")
-    notes += [note for arch, note in getattr(module, "NOTES", {}).items() if arch == ck.config.arch]
+    notes += module.notes(ck) if hasattr(module, "notes") else ()
     encoded, lines = _encode(stored, _types(ck, module, target, stored, options), options, done)
     total = sum(t.nbytes for t in encoded.values())
     if progress:

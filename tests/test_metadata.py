@@ -145,3 +145,39 @@ def test_setting_a_known_key_mends_its_type(tmp_path: Path) -> None:
     assert run("check", source).exit_code == 1
     assert run("convert", source, out, "--set", "llama.context_length=16").exit_code == 0
     assert run("check", out).exit_code == 0
+
+
+def test_a_vocabulary_without_an_end_gets_a_stand_in_that_is_none(fixtures_dir: Path, tmp_path: Path) -> None:
+    """llama.cpp would take token 11; what is written instead does not come back as a real id, nor is it hidden."""
+    import json
+    import shutil
+
+    from ckptkit import formats
+
+    folder, out, back = tmp_path / "m", tmp_path / "out.gguf", tmp_path / "back"
+    shutil.copytree(fixtures_dir / "hf_gpt2", folder)
+    body = json.loads((folder / "tokenizer.json").read_text())
+    for token in body["added_tokens"]:
+        token["special"] = False
+    (folder / "tokenizer.json").write_text(json.dumps(body))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(
+        json.dumps({k: v for k, v in config.items() if k not in ("bos_token_id", "eos_token_id")})
+    )
+    result = run("convert", folder, out)
+    assert result.exit_code == 0, result.output
+    assert "names no EOS" in result.stdout
+    read = gguf.GGUFReader(out).fields
+    assert read["tokenizer.ggml.eos_token_id"].contents() == read["ckptkit.stand_in.eos"].contents()
+    with formats.open(folder) as a, formats.open(out) as b:
+        assert a.tokenizer is not None
+        assert b.tokenizer is not None
+        assert a.tokenizer.eos is b.tokenizer.eos is None
+        assert a.tokenizer.bos is b.tokenizer.bos is None
+    assert run("check", out).exit_code == 0
+    assert run("convert", out, back).exit_code == 0
+    assert json.loads((back / "config.json").read_text())["eos_token_id"] is None
+    assert run("convert", out, tmp_path / "set.gguf", "--set", "tokenizer.ggml.eos_token_id=5").exit_code == 0
+    with formats.open(tmp_path / "set.gguf") as ck:
+        assert ck.tokenizer is not None
+        assert ck.tokenizer.eos == 5

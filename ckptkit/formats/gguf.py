@@ -36,7 +36,7 @@ from .gguf_io import (
     tensors,
 )
 from .gguf_keys import FIELDS, all_keys, number, text
-from .gguf_known import NORM_EPS
+from .gguf_known import NORM_EPS, T
 from .options import ReadOptions, Target, WriteOptions, chosen
 
 NAME = "gguf"
@@ -51,7 +51,6 @@ LAYOUTS: dict[str, Layout] = {
     "microgpt": identity("microgpt"),
 }
 SIDECAR = True  # extra prediction heads lie beside the file
-NOTES = {"microgpt": "arch microgpt is known to ckptkit alone: no other engine loads this GGUF"}
 SPLIT_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
 MAX_SHARDS = 9999
 MAX_MTP_HEADS = 4096
@@ -245,6 +244,17 @@ def _scaling(arch: str, keys: Mapping[str, Value], factors: Tensor | None, confi
         return None if factors is None else _published(factors, config)
     original = number(keys.get(f"{arch}.rope.scaling.original_context_length"))
     return RopeScaling(kind or "linear", float(factor or 1), original_context=int(original or 0))
+
+
+def notes(ck: Checkpoint) -> list[str]:
+    """What other engines will make of a file written from `ck`."""
+    found = []
+    if ck.config.arch == "microgpt":
+        found.append("arch microgpt is known to ckptkit alone: no other engine loads this GGUF")
+    if ck.tokenizer is not None and f"{T}model" not in ck.source.metadata:
+        for role, i in gguf_tokenizer.stand_ins(ck.tokenizer).items():
+            found.append(f"the vocabulary names no {role.upper()}: token {i} stands in, or llama.cpp would take 11")
+    return found
 
 
 def targets(ck: Checkpoint, options: WriteOptions) -> list[Target]:

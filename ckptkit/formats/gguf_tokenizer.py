@@ -18,12 +18,15 @@ from ..errors import FormatError, UnsupportedError
 from ..tokenizer import ByteBPE, Strings, Tokenizer
 from ..tokenizer.chars import CharTokenizer
 from ..tokenizer.nanoeuler_bpe import NanoeulerBPE, gguf_vocabulary
+from ..tokenizer.pre import WITHOUT_BOS
 from ..tokenizer.spm import SPM
 from .gguf_io import Kind, Value
 from .gguf_known import ARRAYS, ID_KEYS, T
 
 NANOEULER = "ckptkit.nanoeuler.merges"
 CHARS_BOS = "ckptkit.chars.bos"
+STAND_IN = "ckptkit.stand_in."  # role -> the id that was written for one that the vocabulary does not name
+DEFAULT_ID = 11  # what llama.cpp takes for BOS and EOS of model "gpt2"
 
 
 def read(keys: Mapping[str, Value], path: Path) -> Tokenizer | None:
@@ -58,7 +61,11 @@ def read(keys: Mapping[str, Value], path: Path) -> Tokenizer | None:
             raise FormatError(f"fewer {name} than tokens", path=path, expected=least, got=f"{len(array):,}")
     common: dict[str, Any] = {
         "types": None if types is None else types[: len(tokens)],
-        "ids": {role: int(keys[key].value) for role, key in ID_KEYS.items() if key in keys and _is_integer(keys[key])},
+        "ids": {
+            role: int(keys[key].value)
+            for role, key in ID_KEYS.items()
+            if key in keys and _is_integer(keys[key]) and keys[key] != keys.get(STAND_IN + role)
+        },
         "add_bos": _flag(keys, f"{T}add_bos_token"),
         "add_eos": _flag(keys, f"{T}add_eos_token"),
         "chat_template": _text(keys, "tokenizer.chat_template"),
@@ -91,6 +98,22 @@ def _text(keys: Mapping[str, Value], key: str) -> str | None:
 
 def _is_integer(value: Value) -> bool:
     return value.kind not in (Kind.F32, Kind.F64, Kind.STRING, Kind.ARRAY, Kind.BOOL)
+
+
+def stand_ins(tokenizer: Tokenizer) -> dict[str, int]:
+    """Role -> id written for a BOS or EOS that the vocabulary does not name and for which llama.cpp would take id 11.
+
+    It is the other one of the two, or else the token of byte 0, which no text holds.
+    """
+    if tokenizer.model != "gpt2" or isinstance(tokenizer, CharTokenizer) or tokenizer.vocab_size <= DEFAULT_ID:
+        return {}
+    known = {role: tokenizer.ids[role] for role in ("bos", "eos") if role in tokenizer.ids}
+    try:
+        instead = next(iter(known.values())) if known else tokenizer.byte_ids(b"\0")[0]
+    except UnsupportedError:
+        instead = 0
+    without = () if tokenizer.pre not in WITHOUT_BOS else ("bos",)
+    return {role: instead for role in ("bos", "eos") if role not in known and role not in without}
 
 
 def keys(tokenizer: Tokenizer) -> dict[str, Value]:
@@ -130,9 +153,9 @@ def keys(tokenizer: Tokenizer) -> dict[str, Value]:
         found[f"{T}scores"] = Value(Kind.ARRAY, tokenizer.scores, Kind.F32)
         found[f"{T}add_space_prefix"] = Value(Kind.BOOL, tokenizer.add_space_prefix)
         found[f"{T}remove_extra_whitespaces"] = Value(Kind.BOOL, tokenizer.remove_extra_whitespaces)
-    if tokenizer.model == "gpt2" and not isinstance(tokenizer, CharTokenizer):
-        # without an end token of its own, byte 0 stands in: id 11 would end texts at a byte that occurs
-        ids = {"bos": ids.get("eos", 0), "eos": ids.get("bos", 0)} | ids
+    for role, i in stand_ins(tokenizer).items():
+        ids[role] = i
+        extra[STAND_IN + role] = Value(Kind.U32, i)
     found |= {ID_KEYS[role]: Value(Kind.U32, i) for role, i in ids.items() if role in ID_KEYS}
     found[f"{T}add_bos_token"] = Value(Kind.BOOL, tokenizer.add_bos)
     found[f"{T}add_eos_token"] = Value(Kind.BOOL, tokenizer.add_eos)
