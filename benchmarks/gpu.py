@@ -58,7 +58,7 @@ def main() -> int:
     for line in machine():
         say(line)
     good = gpu_check.run(say, args.only, args.every) if args.check else True
-    if args.check or args.forward:
+    if args.forward or (args.check and not args.only):
         good &= gpu_forward.run(say, "fast" if args.fast else "exact")
     words = [w for w in args.models.split(",") if w]
     goals = [g for g in gpu_decode.GOALS if not words or any(w in f"{g[0]} {g[1].name}" for w in words)]

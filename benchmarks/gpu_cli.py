@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 import ckptkit
-from ckptkit import conversion, formats, score
+from ckptkit import conversion, formats, runtime, score
 from ckptkit.errors import CkptError
 from ckptkit.quant.types import QType
 from ckptkit.runtime import cuda_driver as gpu
@@ -39,7 +39,7 @@ from .gpu_shapes import CONFIGS, random_model
 MODELS = (
     ("GPT-2 124M", QType.BF16), ("GPT-2 124M", QType.F32), ("Qwen2-0.5B", QType.BF16), ("Qwen2-0.5B", QType.Q8_0),
 )  # fmt: skip
-BIG = (("Qwen2-7B", QType.BF16),)
+BIG = (("Qwen2-7B", QType.BF16), ("Qwen2-7B", QType.Q8_0), ("Qwen2-7B", QType.Q4_0))
 TRAINED = Path(__file__).parent.parent / "fixtures" / "trained"
 PROMPT = np.random.default_rng(1).integers(1, 50000, 128)
 IDS = ",".join(map(str, PROMPT))
@@ -163,13 +163,13 @@ def sampled_ids(files: Files) -> None:
                 )
 
 
-def perplexity(files: Files) -> None:
-    """100 windows of 512 ids, all scored, beside the rate of a prompt of 2,048."""
+def perplexity(more: Any, files: Files) -> None:
+    """100 windows of 512 ids, all scored, beside the rate of a prompt of 2,048; `more` models are not written out."""
     shard, options = files.shard(100 * 512 + 1), score.PplOptions(mode="full", n_ctx=512, chunks=100)
-    for shape, type in (MODELS[0], MODELS[2]):
-        path, fast, nll = files(shape, type), 0.0, []
+    for shape, type in (MODELS[0], MODELS[2], *more):
+        fast, nll = 0.0, []
         for precision in ("fast", "exact"):
-            with ckptkit.load(path, device="cuda", precision=precision, context=1024) as model:
+            with runtime.load(random_model(CONFIGS[shape], type), "cuda", precision, context=1024) as model:
                 cache, ids = model.new_cache(4, 512), np.tile(np.arange(512), 4)
                 rows = np.array([2047])
                 once = partial(model.forward_batch, ids + 7, ids, np.repeat(np.arange(4), 512), cache, rows)
@@ -186,9 +186,24 @@ def perplexity(files: Files) -> None:
                 f"  {shape} {type.name} {precision}: {rate:,.0f} tok/s, {rate / prefill:.2f} of the prefill's "
                 f"{prefill:,.0f} without its logits; {rate / fast:.2f} of fast; mean nll {nll[-1]:.6f}"
             )
+        if (shape, type) in more:
+            continue
         times = {}
         for chunks in (4, 100):
-            args = ("ppl", path, "--text", shard, "--device", "cuda", "--mode", "full", "-c", 512, "--chunks", chunks)
+            args = (
+                "ppl",
+                files(shape, type),
+                "--text",
+                shard,
+                "--device",
+                "cuda",
+                "--mode",
+                "full",
+                "-c",
+                512,
+                "--chunks",
+                chunks,
+            )
             begin = time.perf_counter()
             body = answer(cli(*args, "--precision", "fast", "--json"))
             times[chunks] = time.perf_counter() - begin
@@ -311,15 +326,15 @@ def main() -> int:
     """Run the items, each on its own."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="items whose names contain one of these words, comma-separated")
-    parser.add_argument("--big", action="store_true", help="with Qwen2-7B BF16 (15 GB of disk)")
+    parser.add_argument("--big", action="store_true", help="with Qwen2-7B (15 GB of disk)")
     parser.add_argument("-n", type=int, default=256, help="tokens to generate")
     args = parser.parse_args()
     for line in machine():
         say(line)
-    models = MODELS + (BIG if args.big else ())
+    models = MODELS + (BIG[:1] if args.big else ())
     items: dict[str, Callable[[Files], None]] = {
         "starts": starts, "generating": partial(generating, models, args.n), "sampled_ids": sampled_ids,
-        "perplexity": perplexity, "bench": bench, "batches": batches, "interrupted": interrupted, "refused": refused,
+        "perplexity": partial(perplexity, BIG if args.big else ()), "bench": bench, "batches": batches, "interrupted": interrupted, "refused": refused,
     }  # fmt: skip
     words = [w for w in args.only.split(",") if w]
     with tempfile.TemporaryDirectory() as folder:
