@@ -190,22 +190,9 @@ def perplexity(more: Any, files: Files) -> None:
             continue
         times = {}
         for chunks in (4, 100):
-            args = (
-                "ppl",
-                files(shape, type),
-                "--text",
-                shard,
-                "--device",
-                "cuda",
-                "--mode",
-                "full",
-                "-c",
-                512,
-                "--chunks",
-                chunks,
-            )
+            args = ("ppl", files(shape, type), "--text", shard, "--device", "cuda", "--mode", "full", "-c", 512)
             begin = time.perf_counter()
-            body = answer(cli(*args, "--precision", "fast", "--json"))
+            body = answer(cli(*args, "--chunks", chunks, "--precision", "fast", "--json"))
             times[chunks] = time.perf_counter() - begin
         rate = 96 * 512 / (times[100] - times[4])
         say(
@@ -333,9 +320,15 @@ def main() -> int:
         say(line)
     models = MODELS + (BIG[:1] if args.big else ())
     items: dict[str, Callable[[Files], None]] = {
-        "starts": starts, "generating": partial(generating, models, args.n), "sampled_ids": sampled_ids,
-        "perplexity": partial(perplexity, BIG if args.big else ()), "bench": bench, "batches": batches, "interrupted": interrupted, "refused": refused,
-    }  # fmt: skip
+        "starts": starts,
+        "generating": partial(generating, models, args.n),
+        "sampled_ids": sampled_ids,
+        "perplexity": partial(perplexity, BIG if args.big else ()),
+        "bench": bench,
+        "batches": batches,
+        "interrupted": interrupted,
+        "refused": refused,
+    }
     words = [w for w in args.only.split(",") if w]
     with tempfile.TemporaryDirectory() as folder:
         files = Files(Path(folder))
