@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from queue import SimpleQueue
 from threading import Lock, Thread
 from typing import Any, TypeVar
 
@@ -39,11 +40,26 @@ def spread(task: Callable[[T], Any], pieces: Sequence[T]) -> None:
             except BaseException as e:
                 failed[job[0]] = e
 
-    others = [Thread(target=work, name=f"piece {k}") for k in range(1, min(threads(), len(pieces)))]
-    for thread in others:
-        thread.start()
-    work()
-    for thread in others:
-        thread.join()
+    ended: list[None] = []
+    news: SimpleQueue[None] = SimpleQueue()
+
+    def other() -> None:
+        work()
+        ended.append(None)
+        news.put(None)
+
+    others = [Thread(target=other, name=f"piece {k}") for k in range(1, min(threads(), len(pieces)))]
+    try:
+        for thread in others:
+            thread.start()
+        work()
+    except BaseException as e:  # Ctrl-C, which reaches this thread between two pieces too
+        failed[-1] = e
+    # not Thread.join, which takes a thread for stopped after Ctrl-C; it may still write to what the caller will close
+    while len(ended) < sum(thread.ident is not None for thread in others):
+        try:
+            news.get()
+        except KeyboardInterrupt as e:
+            failed[-1] = e
     if failed:
         raise failed[min(failed)]
