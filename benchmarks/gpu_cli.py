@@ -149,7 +149,11 @@ def sampled_ids(files: Files) -> None:
     for shape, type in (MODELS[0], MODELS[2]):
         with ckptkit.load(files(shape, type), device="cuda", context=1024) as model:
             own_steps = kernels_cuda.own_steps
-            for how in ({"seed": 1}, {"seed": 2, "top_k": 100, "temp": 1.5}, {"seed": 3, "ignore_eos": True}):
+            for how in (
+                {"seed": 1},
+                {"seed": 2, "top_k": 100, "temp": 1.5},
+                {"seed": 3, "logit_bias": {5: float("-inf")}},
+            ):
                 own = model.generate(PROMPT.tolist(), n_predict=128, **how)
                 kernels_cuda.own_steps = lambda *_args: None
                 try:
