@@ -153,3 +153,8 @@ def test_numbers_looked_at_ahead_are_those_that_picks_draw() -> None:
         one.skip()
     assert one.pick(LOGITS, []) == other.pick(LOGITS, [])
     assert one.rng.random() == other.rng.random()
+
+
+def test_logits_that_are_all_nan_are_named() -> None:
+    with pytest.raises(UnsupportedError, match="not numbers"):
+        pick(np.full(50, np.nan, np.float32), [], Sampling(), np.random.default_rng(0))

@@ -83,6 +83,11 @@ def pick(logits: npt.NDArray[np.float32], history: Sequence[int], s: Sampling, r
             return int(z.argmax())
     ids = likeliest(adjusted, s.top_k)
     z = adjusted[ids].astype(np.float64)
+    if np.isnan(z[0]):
+        raise UnsupportedError(
+            "the model's logits are not numbers", got="NaN for every token",
+            hint="`ckptkit inspect --stats` shows which tensor holds NaN or infinite values",
+        )  # fmt: skip
     if s.typical < 1:
         kept = typical(softmax(z), s.typical)
         kept = kept[np.argsort(-z[kept], kind="stable")]
