@@ -1,7 +1,7 @@
 """The table of splitters, judged by llama.cpp: pre_vectors.json holds llama_tokenize's ids with GPT-2's vocabulary.
 
 They were taken from ggml-vocab-gpt-2.gguf with another `tokenizer.ggml.pre` written into it (libllama of
-llama-cpp-python 0.3.36, no special tokens), one name for each row of the table.
+llama-cpp-python 0.3.36 or xllamacpp, no special tokens), one name for each row of the table.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 r"""How text is cut into words before merging: a row for each name that `tokenizer.ggml.pre` can have (llama-vocab.cpp).
 
 A row is a sequence of patterns; each cuts the pieces that the one before left, and what lies between two matches is a
-piece of its own. Patterns are regular expressions over code points with these classes (split.py compiles them):
-\s White_Space, \p{L} \p{N} \p{M} \p{P} \p{S} categories, \p{upper} letters but a-z, \p{lower} letters but A-Z,
-\p{NAME} a set of SETS. Defaults of a row hold where the file has no key of its own.
+piece of its own (THREES cut otherwise). Patterns are regular expressions over code points with these classes, which
+split.py compiles: \s White_Space, \p{L} \p{N} \p{M} \p{P} \p{S} categories, \p{upper} letters but a-z, \p{lower}
+letters but A-Z, \p{NAME} a set of SETS. Defaults of a row hold where the file has no key of its own.
 """
 
 from __future__ import annotations
@@ -46,6 +46,11 @@ DEEPSEEK_WORDS = (
 )
 AFTER = rf"(?:{APOSTROPHE})?"
 NOT_SENTENCE = r" ?[^(\s|.,!?)\p{stops}]+"
+
+# Runs of numbers cut into threes from their end, in one pass; a run's rest goes with what stands before it. After the
+# second dot: which numbers; "before": a run of whole threes is cut off too, "behind": what follows a run is.
+THREES = "threes."
+THREES_BEFORE, THREES_BEHIND = rf"{THREES}before.[0-9]+", rf"{THREES}behind.\p{{N}}+"
 
 PATTERNS: Mapping[str, tuple[str, ...]] = {
     "gpt2": (GPT2,),
@@ -98,11 +103,19 @@ PATTERNS: Mapping[str, tuple[str, ...]] = {
         ),
     ),
     "minicpm5": (r"\p{N}{1,3}", _words(r"\p{N}+")),
+    "superbpe": (r"\p{N}+", THREES_BEFORE),
+    "afmoe": (THREES_BEHIND, r"[\p{asia}]+", DEEPSEEK_WORDS),
+    "tiny_aya": (
+        THREES_BEHIND,
+        _cased(r"\p{N}{1,3}", AFTER, r"\p{M}").replace("upper", "L").replace("lower", "L"),
+    ),
 }  # fmt: skip
 
 # Code points outside ASCII, in hexadecimal.
 SETS: Mapping[str, str] = {
     "cjk": "3040-30ff 4e00-9fa5",
+    "asia": "e40-eff 1000-109f 1100-11ff 1780-17ff 2f00-2fdf 3040-30ff 3400-4dbf 4e00-9fff a9e0-a9ff aa60-aa7f "
+    "ac00-d7af f900-faff ff65-ff9f",
     "east": "800-9fa5 ac00-d7ff",
     "wide": "2018-201f 3000-3002 ff01-ff0f ff1a-ff5e",
     "stops": "60c 6d4 964 2026 3001-3002 ff0c",
@@ -162,6 +175,9 @@ def _rows() -> dict[str, Pre]:
         ("laguna", "laguna", {}),
         ("exaone-moe", "exaone-moe", {}),
         ("minicpm5", "minicpm5", {"ignore_merges": True}),
+        ("superbpe", "superbpe", {}),
+        ("afmoe", "afmoe", {}),
+        ("tiny_aya", "tiny_aya cohere2moe", {}),
     )  # fmt: skip
     return {name: Pre(PATTERNS[row], **defaults) for row, names, defaults in table for name in names.split()}
 
@@ -170,9 +186,7 @@ PRES: Mapping[str, Pre] = _rows()
 WITHOUT_MERGES = frozenset(("kimi-k2",))  # llama.cpp loads these without merges
 WITHOUT_BOS = frozenset(("chatglm-bpe", "glm4", "glm5"))  # and takes no BOS by default for these
 # Names that llama.cpp knows and that work on something else than words of bytes.
-ELSEWHERE = frozenset((
-    "gemma4", "granite-embed-multi-311m", "sarvam-moe", "whitespace", "superbpe", "afmoe", "tiny_aya", "cohere2moe",
-))  # fmt: skip
+ELSEWHERE = frozenset(("gemma4", "granite-embed-multi-311m", "sarvam-moe", "whitespace"))
 
 
 def lookup(name: str) -> Pre:

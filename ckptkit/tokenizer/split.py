@@ -14,7 +14,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from .pre import SETS, Pre
+from .pre import SETS, THREES, Pre
 
 SPACE, LETTER, NUMBER, MARK, PUNCTUATION, SYMBOL, OTHER = range(7)
 CATEGORY = {"L": LETTER, "N": NUMBER, "M": MARK, "P": PUNCTUATION, "S": SYMBOL, "Z": OTHER, "C": OTHER}
@@ -123,10 +123,17 @@ def compile_pattern(pattern: str, sets: tuple[str, ...]) -> re.Pattern[bytes]:
     return re.compile("".join(out).encode("ascii"))
 
 
+Step = tuple[re.Pattern[bytes], str]  # and how numbers are cut into threes, "" where they are not
+
+
 @lru_cache(64)
-def _compiled(patterns: tuple[str, ...]) -> tuple[tuple[re.Pattern[bytes], ...], tuple[str, ...]]:
+def _compiled(patterns: tuple[str, ...]) -> tuple[tuple[Step, ...], tuple[str, ...]]:
     sets = tuple(dict.fromkeys(name for p in patterns for name in used_sets(p)))
-    return tuple(compile_pattern(p, sets) for p in patterns), sets
+    steps = []
+    for p in patterns:
+        how, _, run = p.removeprefix(THREES).partition(".") if p.startswith(THREES) else ("", "", p)
+        steps.append((compile_pattern(run, sets), how))
+    return tuple(steps), sets
 
 
 def words(pre: Pre, text: str) -> Iterator[str]:
@@ -137,8 +144,9 @@ def words(pre: Pre, text: str) -> Iterator[str]:
         yield text[lo:hi]
 
 
-def _spans(steps: tuple[re.Pattern[bytes], ...], classes: bytes, lo: int, hi: int) -> Iterator[tuple[int, int]]:
-    pieces = _pieces(steps[0], classes, lo, hi)
+def _spans(steps: tuple[Step, ...], classes: bytes, lo: int, hi: int) -> Iterator[tuple[int, int]]:
+    pattern, how = steps[0]
+    pieces = _threes(pattern, how, classes, lo, hi) if how else _pieces(pattern, classes, lo, hi)
     if len(steps) == 1:
         yield from pieces
     else:
@@ -154,5 +162,18 @@ def _pieces(pattern: re.Pattern[bytes], classes: bytes, lo: int, hi: int) -> Ite
             yield lo, a
         yield a, b
         lo = b
+    if lo < hi:
+        yield lo, hi
+
+
+def _threes(run: re.Pattern[bytes], how: str, classes: bytes, lo: int, hi: int) -> Iterator[tuple[int, int]]:
+    """The pieces of a THREES pattern: each ends where a number of threes remains of its run, or at the end of a run."""
+    for m in run.finditer(classes, lo, hi):
+        a, b = m.span()
+        ends = range(b - (b - a) // 3 * 3, b + (how == "behind"), 3)
+        for end in ends:
+            if end > lo and not (how == "behind" and end == a):
+                yield lo, end
+                lo = end
     if lo < hi:
         yield lo, hi
