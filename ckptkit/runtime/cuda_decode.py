@@ -9,11 +9,13 @@ a sampler will draw are looked up ahead and lie on the card, one for each positi
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..errors import UnsupportedError
 from . import cuda_driver as gpu
 from . import kernels_cuda
 
@@ -112,7 +114,8 @@ class Steps:
 
     def __del__(self) -> None:
         if getattr(self, "address", 0) and gpu.is_open():
-            self.close()
+            with suppress(UnsupportedError):
+                self.close()
 
 
 def steps_of(model: Any, cache: Any, n: int, way: Way) -> Steps:

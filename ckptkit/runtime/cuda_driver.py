@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -401,7 +402,8 @@ class Graph:
 
     def __del__(self) -> None:
         if self.executable is not None and is_open():
-            forget(self)
+            with suppress(UnsupportedError):  # after a fault nothing can be freed, and that was said
+                forget(self)
 
 
 def capture(fn: Callable[[], Any]) -> Graph:
