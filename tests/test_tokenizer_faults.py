@@ -6,13 +6,17 @@ from pathlib import Path
 from struct import pack
 
 import pytest
+from check_files import REFUSED, array, build, put, tokens
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from vocab_files import gguf_keys
 
-from ckptkit.errors import FormatError
+from ckptkit.cli import cli
+from ckptkit.errors import CkptError, FormatError
 from ckptkit.tokenizer import ByteBPE, Strings
 from ckptkit.tokenizer.faults import faults
+from fixtures.writers import gguf
 
 
 def test_every_fault_is_listed() -> None:
@@ -61,3 +65,44 @@ def test_strings_that_run_past_the_end_name_the_place(count: int, offset: int) -
     with pytest.raises(FormatError) as e:
         Strings.prefixed(data, 0, count, 4)
     assert e.value.offset == offset
+
+
+T = "tokenizer.ggml."
+# a malformed file, a command on it, and what the one error says; the file's name is in each
+MALFORMED = {
+    "equal": (REFUSED["equal"][1], "tokenize", "tokens 27 and 28"),
+    "equal pieces": (build(tokens(lambda t: [*t[:-1], t[-2]]), arch="llama"), "tokenize", "tokens 268 and 269"),
+    "merge of three": (build(array(f"{T}merges", gguf.STRING, ["a b c"])), "tokenize", "merge 0"),
+    "merge of what is no token": (build(array(f"{T}merges", gguf.STRING, ["zz yy"])), "tokenize", "'zz'"),
+    "merge into what is no token": (build(array(f"{T}merges", gguf.STRING, ["a b"])), "tokenize", "'ab'"),
+    "short types": (REFUSED["types-short"][1], "convert", "expected 29, got 2"),
+    "short scores": (REFUSED["scores-short"][1], "convert", "expected 270, got 9"),
+    "types of u32": (REFUSED["types-u32"][1], "convert", "expected array of i32, got u32"),
+    "more rows": (REFUSED["rows"][1], "convert", "expected 32 tokens"),
+    "unknown splitter": (REFUSED["pre"][1], "tokenize", "'nanoeuler'"),
+}
+
+
+@pytest.mark.parametrize("what", MALFORMED)
+def test_a_malformed_vocabulary_is_one_clear_error(what: str, tmp_path: Path) -> None:
+    data, command, said = MALFORMED[what]
+    path = tmp_path / "m.gguf"
+    path.write_bytes(data)
+    rest = ["he the"] if command == "tokenize" else [str(tmp_path / "out.gguf")]
+    result = CliRunner().invoke(cli, [command, str(path), *rest])
+    assert isinstance(result.exception, CkptError)
+    assert said in str(result.exception)
+    assert "m.gguf" in str(result.exception) or what == "unknown splitter"
+    assert [p.name for p in tmp_path.iterdir()] == ["m.gguf"]
+
+
+def test_faults_that_llama_cpp_lives_with_are_said(tmp_path: Path) -> None:
+    path, out = tmp_path / "m.gguf", tmp_path / "out.gguf"
+    path.write_bytes(build(put(f"{T}eos_token_id", gguf.U32, 999), tokens(lambda t: ["", *t[1:]])))
+    result = CliRunner().invoke(cli, ["convert", str(path), str(out)])
+    assert result.exit_code == 0
+    assert "eos id 999 is outside the vocabulary and ignored" in result.stdout
+    assert CliRunner().invoke(cli, ["tokenize", str(path), "he"]).exit_code == 0
+    path.write_bytes(REFUSED["equal"][1])
+    result = CliRunner().invoke(cli, ["convert", str(path), str(out), "--force"])
+    assert "tokens 27 and 28 are written the same: llama.cpp stops the process" in result.stdout

@@ -254,6 +254,11 @@ def notes(ck: Checkpoint) -> list[str]:
     if ck.tokenizer is not None and f"{T}model" not in ck.source.metadata:
         for role, i in gguf_tokenizer.stand_ins(ck.tokenizer).items():
             found.append(f"the vocabulary names no {role.upper()}: token {i} stands in, or llama.cpp would take 11")
+    tokens = ck.source.metadata.get(f"{T}tokens")
+    if isinstance(tokens, Value) and tokens.element == Kind.STRING and (pair := gguf_tokenizer.equal(tokens.value)):
+        found.append(
+            f"tokens {pair[0]:,} and {pair[1]:,} are written the same: llama.cpp stops the process at this file"
+        )
     return found
 
 

@@ -100,6 +100,15 @@ def _is_integer(value: Value) -> bool:
     return value.kind not in (Kind.F32, Kind.F64, Kind.STRING, Kind.ARRAY, Kind.BOOL)
 
 
+def equal(strings: Strings) -> tuple[int, int] | None:
+    """The first two tokens written the same; an empty one has a name of its own in llama.cpp, and does not count."""
+    texts = list(strings)
+    if len(set(texts)) == len(texts):
+        return None
+    seen: dict[bytes, int] = {}
+    return next(((seen[t], i) for i, t in enumerate(texts) if t and seen.setdefault(t, i) != i), None)
+
+
 def stand_ins(tokenizer: Tokenizer) -> dict[str, int]:
     """Role -> id written for a BOS or EOS that the vocabulary does not name and for which llama.cpp would take id 11.
 
@@ -139,6 +148,13 @@ def keys(tokenizer: Tokenizer) -> dict[str, Value]:
     else:
         strings = tokenizer.tokens
     n = len(strings)
+    if pair := equal(strings):
+        raise FormatError(
+            "two tokens are written the same",
+            at=f"tokens {pair[0]:,} and {pair[1]:,}",
+            expected="a different text for each token, or llama.cpp stops the process at the GGUF",
+            got=repr(strings[pair[0]]),
+        )
     found = {
         f"{T}model": Value(Kind.STRING, "rwkv" if isinstance(tokenizer, CharTokenizer) else tokenizer.model),
         f"{T}pre": Value(Kind.STRING, pre),
