@@ -10,6 +10,7 @@ first needed, in parallel, and kept on disk (cuda_compile.py).
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,9 +75,10 @@ class Workspace:
 
     def close(self) -> None:
         """Free what is shared."""
-        gpu.sync()
         self.kept.clear()
-        gpu.release_landing()
+        with suppress(UnsupportedError):  # after a fault nothing can be freed, and that was said
+            gpu.sync()
+            gpu.release_landing()
 
 
 def workspace(*, threads, fast, max_tokens, widest, head_dim, n_head, n_kv_head, context, message=None):
