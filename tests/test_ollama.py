@@ -20,6 +20,7 @@ def test_a_chat_model_gets_its_template_and_stop(fixtures_dir: Path, tmp_path: P
     out = folder / "chat.gguf"
     result = run("convert", fixtures_dir / "trained" / "nanoeuler_chat.bin", out, "--ollama", folder)
     assert result.exit_code == 0, result.output
+    assert "llama.cpp cannot cut words as nanoeuler does" in result.stdout
     lines = (folder / "Modelfile").read_text()
     assert lines.startswith("FROM ./chat.gguf\n")
     assert "PARAMETER num_ctx 144\n" in lines

@@ -252,8 +252,7 @@ def notes(ck: Checkpoint) -> list[str]:
     if ck.config.arch == "microgpt":
         found.append("arch microgpt is known to ckptkit alone: no other engine loads this GGUF")
     if ck.tokenizer is not None and f"{T}model" not in ck.source.metadata:
-        for role, i in gguf_tokenizer.stand_ins(ck.tokenizer).items():
-            found.append(f"the vocabulary names no {role.upper()}: token {i} stands in, or llama.cpp would take 11")
+        found += gguf_tokenizer.notes(ck.tokenizer)
     tokens = ck.source.metadata.get(f"{T}tokens")
     if isinstance(tokens, Value) and tokens.element == Kind.STRING and (pair := gguf_tokenizer.equal(tokens.value)):
         found.append(

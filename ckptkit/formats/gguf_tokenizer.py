@@ -125,6 +125,15 @@ def stand_ins(tokenizer: Tokenizer) -> dict[str, int]:
     return {role: instead for role in ("bos", "eos") if role not in known and role not in without}
 
 
+def notes(tokenizer: Tokenizer) -> list[str]:
+    """What a GGUF cannot say of a tokenizer, and what stands in its place."""
+    found = [
+        f"the vocabulary names no {role.upper()}: token {i} stands in, or llama.cpp would take {DEFAULT_ID}"
+        for role, i in stand_ins(tokenizer).items()
+    ]
+    return [*found, *(gguf_vocabulary(tokenizer).notes if isinstance(tokenizer, NanoeulerBPE) else ())]
+
+
 def keys(tokenizer: Tokenizer) -> dict[str, Value]:
     """The keys for a tokenizer, complete: llama.cpp takes id 11 for a BOS or EOS that is not named."""
     if not tokenizer.model:
