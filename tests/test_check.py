@@ -9,15 +9,18 @@ from pathlib import Path
 import llamacpp
 import numpy as np
 import pytest
+from cases import CASES
 from check_files import REFUSED, SOURCES, Keys, T, Tensors, array, build, put, tensor, without
 from click.testing import CliRunner
 
+import ckptkit
 from ckptkit.check import JUDGED_BY, RULES, Report, check
 from ckptkit.check.archs import LLAMA_CPP
 from ckptkit.check.keys import wanted
 from ckptkit.check.template import check as template_findings
 from ckptkit.cli import cli
 from ckptkit.formats.gguf_io import Kind
+from ckptkit.formats.options import ReadOptions
 from ckptkit.quant.types import BLOCKS, QType
 from ckptkit.tokenizer.pre import ELSEWHERE, PRES
 from fixtures.writers import gguf
@@ -250,3 +253,20 @@ def test_damaged_headers_are_findings(cut: int, tmp_path: Path) -> None:
     check(path)
     path.write_bytes(data[: 4 + cut])
     assert rules(check(path), "error") == {"unreadable"}
+
+
+@pytest.mark.parametrize("type", ["", "f16"])
+def test_the_verdict_on_every_conversion_is_llama_cpps(type: str, fixtures_dir: Path, tmp_path: Path) -> None:
+    paths: dict[str, Path] = {}
+    for k, case in enumerate(CASES):
+        paths[case.name] = tmp_path / f"{k}.gguf"
+        told, drop = ReadOptions(**case.told), ("token_embd.padding",)
+        if case.name != "gguf/llama_big_endian.gguf":
+            ckptkit.convert(case.path(fixtures_dir), paths[case.name], type=type, read=told, mtp="drop", drop=drop)
+    paths["gguf/llama_big_endian.gguf"] = fixtures_dir / "gguf" / "llama_big_endian.gguf"
+    for (name, path), (loaded, words) in zip(paths.items(), llamacpp.judged(list(paths.values())), strict=True):
+        report = check(path, deep=True)
+        assert report.refused != loaded, (name, report.findings, words)
+        if not loaded:  # of ours only what no other engine knows, and what has no tokenizer
+            why = {"no-vocabulary", "arch-unknown", *(["unreadable"] if "big_endian" in name else [])}
+            assert rules(report, "error") <= why, name
