@@ -89,7 +89,10 @@ def _walk(path: Path, files: list[File], found: list[Finding]) -> tuple[list[Hea
 
 
 def _other(path: Path, deep: bool) -> Report:
-    """Formats other than GGUF: does it open, is the vocabulary as long as the matrix, is the template only text."""
+    """Formats other than GGUF: does it open, has every token a row, is the template only text.
+
+    That a token without a row stops Hugging Face rests on PyTorch's embedding, which raises IndexError for such an id.
+    """
     found: list[Finding] = []
     try:
         with formats.open(path) as ck:

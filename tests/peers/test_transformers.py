@@ -94,6 +94,16 @@ def test_logits_of_the_trained_gpt2(trained: Path, tmp_path: Path) -> None:
         assert got_ids == greedy[: len(got_ids)] or got_ids[prompt.shape[1] :] == greedy[:n]
 
 
+def test_an_id_beyond_the_rows_stops_it(fixtures_dir: Path, tmp_path: Path) -> None:
+    """What `check` says of a vocabulary with more tokens than the embedding has rows (tokens-beyond-rows)."""
+    case = BY_NAME["hf_gpt2/"]
+    model = loaded(written(case, fixtures_dir, tmp_path))
+    rows = case.config["vocab_size"]
+    logits(model, np.array([rows - 1]))
+    with pytest.raises(IndexError):
+        logits(model, np.array([rows]))
+
+
 TEXT = "the rest is on a hill\n in the hot sun"  # letters that the small vocabularies have
 
 
