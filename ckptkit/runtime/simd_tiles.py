@@ -36,7 +36,7 @@ def tile(typingctx, pairs, m, v, a, row_step, k_step, panel, panel_step, n_k, c,
     `pairs`, `m`, `v` are literals. pairs 0: f32 elements; 1: an element is two bf16 (k, k + 1) and C sums both
     products. A[i, k] lies at a + i * row_step + k * k_step, the panel's row k at panel + k * panel_step, C's row i at
     c + i * c_step (bytes). Each A element is broadcast against v vectors: m * v sums stay in registers over all of K.
-    `fresh` 0 adds to what C holds.
+    `fresh` 0 adds to what C holds, at the end: a sum of sums has smaller rounding errors than one long sum.
     """
     n_rows, n_vectors, with_pairs = m.literal_value, v.literal_value, bool(pairs.literal_value)
     sig = void(pairs, m, v, *(i64,) * 9)
@@ -50,9 +50,6 @@ def tile(typingctx, pairs, m, v, a, row_step, k_step, panel, panel_step, n_k, c,
         sums = {t: cgutils.alloca_once_value(b, ir.Constant(VF, [0.0] * LANES)) for t in tiles}
         for t in tiles:  # alloca_once_value stores once, in the entry block: a tile inside a loop must clear again
             b.store(ir.Constant(VF, [0.0] * LANES), sums[t])
-        with b.if_then(b.icmp_signed("==", fresh, ir.Constant(I64, 0))):
-            for t in tiles:
-                b.store(_load(b, where[t], VF, 4), sums[t])
         rows = [b.add(a, b.mul(row_step, ir.Constant(I64, i))) for i in range(n_rows)]
         with cgutils.for_range(b, n_k) as loop:
             at = b.add(panel, b.mul(loop.index, panel_step))
@@ -71,6 +68,9 @@ def tile(typingctx, pairs, m, v, a, row_step, k_step, panel, panel_step, n_k, c,
                     else:
                         new = b.call(_fn(b, "llvm.fma.v16f32", VF, VF, VF, VF), [left, right[j], old])
                     b.store(new, sums[i, j])
+        with b.if_then(b.icmp_signed("==", fresh, ir.Constant(I64, 0))):
+            for t in tiles:
+                b.store(b.fadd(_load(b, where[t], VF, 4), b.load(sums[t])), sums[t])
         for t in tiles:
             _store(b, where[t], b.load(sums[t]), 4)
         return context.get_dummy_value()
