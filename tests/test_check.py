@@ -23,6 +23,7 @@ from ckptkit.formats.gguf_io import Kind
 from ckptkit.formats.options import ReadOptions
 from ckptkit.quant.types import BLOCKS, QType
 from ckptkit.tokenizer.pre import ELSEWHERE, PRES
+from fixtures.make import BPE, LLAMA
 from fixtures.writers import gguf
 
 pytest.importorskip("xllamacpp", reason="needs xllamacpp, llama.cpp in process")
@@ -39,7 +40,9 @@ def saved(files: dict[str, bytes], folder: Path) -> dict[str, Path]:
     return paths
 
 
-ELSEWHERE_CONFIRMED = {"bos-absent", "eos-absent"}  # below: llama.cpp dies of these at the first text, not before
+ELSEWHERE_CONFIRMED = {  # below: of several files, and what llama.cpp dies of at the first text and not before
+    "shard-first", "shard-count", "bos-absent", "eos-absent",
+}  # fmt: skip
 OTHER_ENGINES = {"tokens-beyond-rows"}  # of Hugging Face directories: tests/peers
 
 
@@ -177,6 +180,36 @@ def test_types_of_matrices_are_those_that_llama_cpp_multiplies(tmp_path: Path) -
     paths = saved({kind.name: stored(kind) for kind in kinds}, tmp_path)
     for (name, path), (loaded, words) in zip(paths.items(), llamacpp.judged(list(paths.values())), strict=True):
         assert rules(check(path, deep=True), "error") == (set() if loaded else {"matrix-type"}), (name, words)
+
+
+SPLIT = gguf.split(gguf.llama_keys(LLAMA) + BPE, gguf.llama_tensors(LLAMA), 3, "tiny")
+FIRST, SECOND, THIRD = SPLIT
+COUNT = b"split.tensors.count" + (gguf.I32).to_bytes(4, "little")
+SHARDS = {  # shards changed, the one that is given, the rule, what llama.cpp says
+    "whole": ({}, FIRST, "", ""),
+    "second": ({}, SECOND, "shard-first", "must be loaded with the first split"),
+    "counted": (
+        {n: d.replace(COUNT + bytes([len(gguf.llama_tensors(LLAMA))]), COUNT + b"\7") for n, d in SPLIT.items()},
+        FIRST, "shard-count", "7 tensors expected",
+    ),
+    "missing": ({THIRD: b""}, FIRST, "unreadable", "failed to load"),
+    "twice": (
+        {THIRD: SPLIT[SECOND].replace(b"split.no\2\0\0\0\1", b"split.no\2\0\0\0\2")},
+        FIRST, "unreadable", "is duplicated",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", SHARDS)
+def test_shards_are_refused_as_predicted(what: str, tmp_path: Path) -> None:
+    changed, given, rule, said = SHARDS[what]
+    for name, data in (SPLIT | changed).items():
+        if data:
+            (tmp_path / name).write_bytes(data)
+    assert rules(check(tmp_path / given), "error") >= ({rule} if rule else set())
+    ((loaded, words),) = llamacpp.judged([tmp_path / given])
+    assert loaded == (not rule)
+    assert said in words
 
 
 def test_a_token_to_add_that_there_is_not_kills_llama_cpp_at_the_first_text(tmp_path: Path) -> None:

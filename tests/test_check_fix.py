@@ -148,3 +148,18 @@ def test_a_template_in_a_directory_is_read(fixtures_dir: Path, tmp_path: Path) -
     shutil.copytree(fixtures_dir / "hf_gpt2", folder)
     (folder / "chat_template.jinja").write_text("{{ ''.__class__ }}")
     assert {f.rule for f in check(folder).findings} == {"template-code"}
+
+
+def test_what_is_unknown_here_is_no_error(fixtures_dir: Path, tmp_path: Path) -> None:
+    import json
+    import shutil
+
+    folder = tmp_path / "m"
+    shutil.copytree(fixtures_dir / "hf_llama", folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(
+        json.dumps(config | {"model_type": "nova", "architectures": ["NovaForCausalLM"]})
+    )
+    result = run("check", folder)
+    assert result.exit_code == 0, result.output
+    assert "note: model_type 'nova' is not known" in result.stdout

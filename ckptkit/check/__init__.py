@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from .. import formats
-from ..errors import CkptError, UnsupportedError
+from ..errors import CkptError, FormatError, UnsupportedError
 from ..files import File
 from ..formats import gguf
 from ..formats.gguf_io import MAGIC, Header, Value, tensors
@@ -82,9 +82,15 @@ def _walk(path: Path, files: list[File], found: list[Finding]) -> tuple[list[Hea
         headers.append(header)
         found += container.check(header, shard)
         try:
-            stored |= tensors(header, shard)
+            own = tensors(header, shard)
         except CkptError as e:
             found.append(container.unreadable(e))
+            continue
+        for name in stored.keys() & own.keys():
+            again = FormatError("two shards hold the same tensor", path=shard.path, at=f"tensor {name}")
+            found.append(container.unreadable(again))
+        stored |= own
+    found += container.shards(path, headers)
     return headers, stored
 
 
@@ -106,5 +112,7 @@ def _other(path: Path, deep: bool) -> Report:
             found += values.zero_rows(ck.tensors)
             found += values.nonfinite(ck.tensors) if deep else ()
             return _report(path, ck.source.format, ck.config.arch, found, tuple(ck.source.notes))
+    except UnsupportedError as e:  # what is unknown here may be known elsewhere
+        return _report(path, "", "", found, (f"not looked at: {e.what}" + (f", {e.got}" if e.got else ""),))
     except CkptError as e:
         return _report(path, "", "", [container.unreadable(e)])

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from ..errors import CkptError, printable
 from ..files import File
+from ..formats.gguf import SPLIT_NAME
 from ..formats.gguf_io import ALIGNMENT, Header
+from ..formats.gguf_keys import number
 from ..quant.types import row_bytes
 from .finding import Finding, finding
 
@@ -24,6 +27,21 @@ def no_tensors() -> Finding:
     return finding("no-tensors", "tensors", "the file has no tensors, only keys",
                    "llama.cpp refuses it as a model; as a vocabulary alone it loads",
                    "convert a file that holds the weights")  # fmt: skip
+
+
+def shards(path: Path, headers: Sequence[Header]) -> Iterator[Finding]:
+    """What llama.cpp asks of a split file beyond its parts: the first one is given, and all tensors are there."""
+    if len(headers) < 2:
+        return
+    named = SPLIT_NAME.fullmatch(path.name)
+    if named and int(named[2]) != 1:
+        first = f"{named[1]}-00001-of-{named[3]}.gguf"
+        yield finding("shard-first", f"file {path.name}", f"this is shard {int(named[2])} of {len(headers)}",
+                      "llama.cpp refuses: a model must be loaded with the first shard", f"give it {first}")  # fmt: skip
+    counted, there = number(headers[0].keys.get("split.tensors.count")), sum(len(h.infos) for h in headers)
+    if counted != there:
+        yield finding("shard-count", "key split.tensors.count", f"{counted} tensors were counted, {there} are there",
+                      "llama.cpp refuses: corrupted model", "write the shards again", True)  # fmt: skip
 
 
 def check(header: Header, file: File) -> Iterator[Finding]:

@@ -12,10 +12,11 @@ JUDGED_BY = "xllamacpp 2026.10.11549"  # the llama.cpp whose answers the rules w
 # An error: llama.cpp refuses the file, or dies of it at the first token; each is confirmed by a file in
 # tests/test_check.py. A warning: it loads, and gives something else than was meant. A note: for older versions.
 ERRORS = """
-    unreadable offsets alignment arch-missing arch-unknown key-missing key-type key-array key-value head-groups
-    head-size no-tensors tensor-missing tensor-extra tensor-shape vocabulary-rows position-rows vector-type matrix-type
-    tokenizer-missing no-vocabulary tokenizer-unknown tokenizer-array tokens-missing array-length pre-unknown
-    merges-missing bos-absent eos-absent vocabulary-equal template-syntax tokens-beyond-rows
+    unreadable shard-first shard-count offsets alignment arch-missing arch-unknown key-missing key-type key-array
+    key-value head-groups head-size no-tensors tensor-missing tensor-extra tensor-shape vocabulary-rows
+    position-rows vector-type matrix-type tokenizer-missing no-vocabulary tokenizer-unknown tokenizer-array
+    tokens-missing array-length pre-unknown merges-missing bos-absent eos-absent vocabulary-equal template-syntax
+    tokens-beyond-rows
 """
 WARNINGS = """
     trailing rope-base rope-pairing nonfinite zero-rows padding-rows token_type-missing scores-missing array-longer
