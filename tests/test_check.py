@@ -101,6 +101,11 @@ ODD = {  # what looks wrong and is not
     "kimi-without-merges": build(put(f"{T}pre", gguf.STRING, "kimi-k2"), without(f"{T}merges")),
     "two-heads": build(put("gpt2.attention.head_count", gguf.U32, 2)),
     "attention-bias": build(tensor("blk.0.attn_output.bias", lambda _: np.ones(12, np.float32)), arch="llama"),
+    "longrope": build(
+        put("llama.rope.scaling.type", gguf.STRING, "longrope"),
+        *(tensor(f"rope_factors_{n}.weight", lambda _: np.ones(2, np.float32)) for n in ("long", "short")),
+        arch="llama",
+    ),
     "scale": build(tensor("blk.0.attn_q.scale", lambda _: np.ones(1, np.float32)), arch="llama"),
     "qwen2-output-bias": build(tensor("output.bias", lambda _: np.ones(29, np.float32)), arch="qwen2"),
     "qwen2-without-biases": build(without(*(f"blk.{i}.attn_{p}.bias" for i in range(3) for p in "qkv")), arch="qwen2"),

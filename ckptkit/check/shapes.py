@@ -49,6 +49,8 @@ LLAMA: Mapping[str, Row] = {
     "blk.{i}.ffn_up.bias": ((F,), False),
     "blk.{i}.ffn_down.bias": ((E,), False),
 }
+LONG = ("rope_factors_long.weight", "rope_factors_short.weight")  # instead of rope_freqs, with scaling "longrope"
+LLAMA_LONG = {n: row for n, row in LLAMA.items() if n != "rope_freqs.weight"} | {n: ((HALF,), False) for n in LONG}
 QWEN2: Mapping[str, Row] = {**GATED, "output.bias": ((V,), False)}
 GPT2: Mapping[str, Row] = {
     **COMMON,
@@ -84,7 +86,7 @@ def axes(s: Sizes) -> dict[str, int | None]:
 def check(keys: Mapping[str, Value], tensors: Mapping[str, Tensor]) -> Iterator[Finding]:
     """Missing, extra and misshapen tensors, and types that llama.cpp cannot compute with."""
     arch = text(keys, "general.architecture")
-    rows = ROWS.get(arch)
+    rows = LLAMA_LONG if arch == "llama" and text(keys, "llama.rope.scaling.type") == "longrope" else ROWS.get(arch)
     if rows is None or not tensors or number(keys.get(f"{arch}.expert_count")):
         return
     sizes = Sizes.of(keys)
