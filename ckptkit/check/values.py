@@ -11,7 +11,7 @@ from ..quant.types import QType
 from ..tensor import Tensor
 from .finding import Finding, finding
 
-UNDECODED = (QType.Q8_1, QType.Q8_K, QType.Q1_0)  # no decoder here; the first two are refused as matrices anyway
+UNDECODED = (QType.Q8_1, QType.Q8_K, QType.Q1_0, QType.Q2_0)  # no decoder here; the first two run nowhere
 STEP = 64  # rows of the embedding looked at in one go
 
 

@@ -47,6 +47,7 @@ class QType(IntEnum):
     MXFP4 = 39
     NVFP4 = 40
     Q1_0 = 41
+    Q2_0 = 42
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,7 @@ BLOCKS: dict[QType, Block] = {
     QType.MXFP4: Block(32, 17),
     QType.NVFP4: Block(64, 36),
     QType.Q1_0: Block(128, 18),
+    QType.Q2_0: Block(64, 18),
     QType.Q1_0: Block(128, 18),
 }
 
