@@ -419,6 +419,7 @@ def capture(fn: Callable[[], Any]) -> Graph:
         raise
     graph = check(c.api.cuStreamEndCapture(c.stream), "recording a graph")
     executable = check(c.api.cuGraphInstantiate(graph, 0), "making a graph")
+    check(c.api.cuGraphUpload(executable, c.stream), "making a graph")  # or its first run would
     check(c.api.cuGraphDestroy(graph), "making a graph")
     return Graph(executable)
 

@@ -88,6 +88,8 @@ def pick(logits: npt.NDArray[np.float32], history: Sequence[int], s: Sampling, r
             "the model's logits are not numbers", got="NaN for every token",
             hint="`ckptkit inspect --stats` shows which tensor holds NaN or infinite values",
         )  # fmt: skip
+    if np.isnan(z[-1]):  # they come last
+        ids, z = ids[~np.isnan(z)], z[~np.isnan(z)]
     if s.typical < 1:
         kept = typical(softmax(z), s.typical)
         kept = kept[np.argsort(-z[kept], kind="stable")]

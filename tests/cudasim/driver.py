@@ -194,6 +194,9 @@ class Driver:
     def cuGraphInstantiate(self, graph: Any, _flags: int) -> tuple[int, Any]:
         return 0, graph
 
+    def cuGraphUpload(self, _executable: Any, _stream: Any) -> tuple[int]:
+        return (0,)
+
     def cuGraphLaunch(self, graph: Any, _stream: Any) -> tuple[int]:
         for work in graph:
             self.put(work)
