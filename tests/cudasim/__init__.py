@@ -7,7 +7,8 @@ one can:
 * ptx.py turns every statement of cuda_ptx.py into Python, instruction by instruction: a new statement of known
   instructions needs nothing here, a new instruction one line of its table;
 * threads.py runs the threads of a block as greenlets that meet at barriers and at the warp's joint instructions;
-* memory.py keeps global and shared memory, where every access is checked: bounds, alignment, races;
+* memory.py and access.py keep global and shared memory, where every access is checked: bounds, alignment, races;
+* order.py knows which stores a load may rely on: barriers, fences, atomics, dependent launches;
 * warp.py has the joint instructions: shuffles, ldmatrix, mma;
 * driver.py stands in for the CUDA driver and cuBLAS, so that the launching code runs unmodified too.
 

@@ -22,7 +22,8 @@ from .casts import HALVES, f32, f64, i32, to_bits, to_float, to_half, u16, u32, 
 from .threads import Machine, SharedArray
 
 ACCESS = r"(?:\.(?:nc|cg|ca|relaxed|acquire|volatile|gpu|L1::no_allocate|L2::256B|L2::128B))*(?:\.v([24]))?\.(\w+)"
-# opcode: Python; \1, \2 are the pattern's groups. {get} and {put} are made by `access`, {joint} by `warp`.
+# opcode: Python; \1, \2 are the pattern's groups, D and S all destinations and sources. What is in braces is a
+# function of access.py or warp.py, made for the width or type that follows.
 INSTRUCTIONS: list[tuple[str, str]] = [
     (r"ld\.global" + ACCESS, "D = {load_global \\1 \\2}(s0)"),
     (r"st\.global" + ACCESS, "{store_global \\1 \\2}(S)"),
@@ -181,13 +182,13 @@ class Translator:
 
     def move(self, operands: list[list[str]], names: list[list[str]], types: list[Any]) -> str:
         """mov.b32: between registers, from two halves or to two."""
-        (to, source), (given,) = (names[0], names[1]), (operands[1:],)
+        to, source = names
         if len(to) == 2:
             return f"{to[0]}, {to[1]} = {source[0]} & 0xFFFF, {source[0]} >> 16"
         if len(source) == 2:
             return f"{to[0]} = {source[0]} | {source[1]} << 16"
-        floats = [types[int(o[0][1:])] is f32 for o in (operands[0], given[0])]
-        how = {(True, False): "to_float", (False, True): "to_bits"}.get((floats[0], floats[1]), "")
+        floats = tuple(types[int(o[0][1:])] is f32 for o in operands)
+        how = {(True, False): "to_float", (False, True): "to_bits"}.get(floats, "")
         return f"{to[0]} = {how}({source[0]})"
 
 
