@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import random
 from pathlib import Path
 
 import llamacpp
@@ -308,3 +309,36 @@ def test_the_verdict_on_every_conversion_is_llama_cpps(type: str, fixtures_dir: 
         if not loaded:  # of ours only what no other engine knows, and what has no tokenizer
             why = {"no-vocabulary", "arch-unknown", *(["unreadable"] if "big_endian" in name else [])}
             assert rules(report, "error") <= why, name
+
+
+VALUES = {
+    gguf.U8: [0, 1], gguf.U16: [0, 3], gguf.U32: [0, 2, 3, 4, 12, 16, 18, 29, 270, 600], gguf.I32: [-1, 0, 3],
+    gguf.F32: [0.0, 1.0, -1.0], gguf.F64: [1.0], gguf.BOOL: [True, False], gguf.STRING: ["", "x", "linear"],
+    gguf.U64: [1, 3],
+}  # fmt: skip
+CHANGES = [lambda a: a[:-1], lambda a: np.concatenate([a, a[:1]]), lambda a: a.T.copy(), lambda a: a[None]]
+
+
+def edited(seed: int) -> tuple[str, bytes]:
+    """One random edit of a good file."""
+    rng = random.Random(seed)
+    arch = rng.choice(list(SOURCES))
+    key, name = rng.choice(SOURCES[arch][0])[0], rng.choice(list(SOURCES[arch][1]))
+    kind = rng.choice(list(VALUES))
+    value, stored, k = rng.choice(VALUES[kind]), rng.choice(["f16", "bf16", "f64", "i32"]), rng.randrange(len(CHANGES))
+    edits = {
+        f"{key} = {value!r} of type {kind}": put(key, kind, value),
+        f"without {key}": without(key),
+        f"without {name}": without(name),
+        f"{name} as {stored}": tensor(name, kind=stored),
+        f"{name} changed {k}": tensor(name, CHANGES[k]),
+    }
+    what = rng.choices(list(edits), [9, 3, 3, 3, 2])[0]
+    return f"{arch}: {what}", build(edits[what], arch=arch)
+
+
+def test_the_verdict_on_random_edits_is_llama_cpps(tmp_path: Path) -> None:
+    paths = saved(dict(edited(seed) for seed in range(300)), tmp_path)
+    for (what, path), (loaded, words) in zip(paths.items(), llamacpp.judged(list(paths.values())), strict=True):
+        report = check(path, deep=True)
+        assert report.refused != loaded, (what, report.findings, words)

@@ -14,7 +14,7 @@ from ..formats.gguf_keys import number, text
 from ..quant.types import QType
 from ..tensor import Tensor
 from .finding import Finding, finding
-from .sizes import WHOLE_WIDTH, Sizes
+from .sizes import MAX_LAYERS, WHOLE_WIDTH, Sizes
 
 E, F, V, P, Q, K, VALUES, QKV, HALF, ONE = (
     "n_embd", "n_ff", "n_vocab", "n_ctx", "q", "k", "values", "qkv", "half", "one",
@@ -92,9 +92,10 @@ def check(keys: Mapping[str, Value], tensors: Mapping[str, Tensor]) -> Iterator[
     sizes = Sizes.of(keys)
     known = axes(sizes)
     layers = sizes.layers
-    if layers is not None and 0 < layers <= len(tensors):
+    if layers and layers <= MAX_LAYERS:
+        listed = min(layers, len(tensors) + 1)  # a number of layers that cannot be is told by the first that misses
         for name, (_, needed) in rows.items():
-            indices = range(layers) if "{i}" in name else (0,)
+            indices = range(listed) if "{i}" in name else (0,)
             for full in (name.format(i=i) for i in indices):
                 fused = re.sub(r"attn_[qkv]\.", "attn_qkv.", full)
                 if needed and full not in tensors and fused not in tensors:

@@ -102,6 +102,8 @@ def _heads(s: Sizes) -> Iterator[Finding]:
         odd.append(f"{s.heads} heads in a width of {s.width}")
     if ARCHS[s.arch].position == "rope" and s.key % 2:
         odd.append("rotated in pairs")
+    elif s.key == 1:
+        odd.append("its products are of two at least")
     if odd:
         yield finding("head-size", at, f"a head has {s.key} keys, but {', '.join(odd)}",
                       "llama.cpp refuses, or stops the process when it computes",
