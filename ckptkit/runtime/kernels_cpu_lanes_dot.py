@@ -36,6 +36,7 @@ from .simd import (
     _load,
     _splat,
     _store,
+    emit_fma,
     f32,
     f32x16,
     features,
@@ -51,7 +52,7 @@ B32, W16, D8 = ir.VectorType(I8, 32), ir.VectorType(I16, 16), ir.VectorType(I32,
 
 def has_byte_dot() -> bool:
     """Whether `lanes_dot_bytes` exists on this CPU."""
-    return "+avx512vnni" in features() or "+avx2" in features()
+    return not features().isdisjoint(("avx512vnni", "avx2"))
 
 
 def _inside(sub, alone):
@@ -85,10 +86,6 @@ def _sum_of(b, sums, row, s):
     return _splat(b, whole, VF)
 
 
-def _fma(b, x, y, z):
-    return b.call(_fn(b, "llvm.fma.v16f32", VF, VF, VF, VF), [x, y, z])
-
-
 def find_block(t, group, i):
     """Addresses of words and halves of block i of a group of type t."""
 
@@ -113,16 +110,16 @@ def lanes_dot(typingctx, t, block, halves, x, sums, total):
                 for s in group:
                     ahead.step()
                     k, part = s * row.sub + place, i % len(parts[s])
-                    parts[s][part] = _fma(b, e.raw(k), _splat(b, _at(b, x, k), VF), parts[s][part])
+                    parts[s][part] = emit_fma(b, e.raw(k), _splat(b, _at(b, x, k), VF), parts[s][part])
             e.forget()
             for s in group:
                 scale, shift = e.affine(s)
                 part = parts[s][0]
                 for other in parts[s][1:]:
                     part = b.fadd(part, other)
-                total = _fma(b, part, scale, total)
+                total = emit_fma(b, part, scale, total)
                 if shift is not None:
-                    total = _fma(b, shift, _sum_of(b, sums, row, s), total)
+                    total = emit_fma(b, shift, _sum_of(b, sums, row, s), total)
         return total
 
     return f32x16(t, i64, i64, i64, i64, f32x16), codegen
@@ -202,7 +199,7 @@ def lanes_dot_bytes(typingctx, t, block, halves, high, low, sums, scale, total):
     def codegen(context, b, sig, args):
         _, block, halves, high, low, sums, worth, total = args
         e, ahead = Block(b, type, block, halves), Ahead(b, type, block, n // 4)
-        products = (_Vnni if "+avx512vnni" in features() else _Madd)(b, row)
+        products = (_Vnni if "avx512vnni" in features() else _Madd)(b, row)
         worth = _splat(b, worth, VF)
         whole, shifts = _c(0.0), _c(0.0)
         for s in chain(*row.together):  # one after another: the sums of more would not stay in registers
@@ -211,17 +208,17 @@ def lanes_dot_bytes(typingctx, t, block, halves, high, low, sums, scale, total):
                 x = [_load(b, b.add(a, ir.Constant(I64, k)), I32, 4) for a in (high, low)]
                 products.add(e.quad(k), x)
             p, q = products.take()
-            part = _fma(b, p, _c(float(HIGH)), q)
+            part = emit_fma(b, p, _c(float(HIGH)), q)
             of_x = _sum_of(b, sums, row, s)
             if products.zero:
-                part = _fma(b, of_x, _c(-float(products.zero)), part)
-            whole = b.fadd(whole, part) if row.scale is None else _fma(b, part, row.scale(e, s), whole)
+                part = emit_fma(b, of_x, _c(-float(products.zero)), part)
+            whole = b.fadd(whole, part) if row.scale is None else emit_fma(b, part, row.scale(e, s), whole)
             if row.m is not None:
-                shifts = of_x if row.low is None else _fma(b, of_x, row.low(e, s), shifts)
+                shifts = of_x if row.low is None else emit_fma(b, of_x, row.low(e, s), shifts)
             e.forget()
-        total = _fma(b, b.fmul(e.f16(row.d), worth), whole, total)
+        total = emit_fma(b, b.fmul(e.f16(row.d), worth), whole, total)
         if row.m is not None:
-            total = _fma(b, b.fmul(e.f16(row.m), b.fmul(worth, _c(row.sign))), shifts, total)
+            total = emit_fma(b, b.fmul(e.f16(row.m), b.fmul(worth, _c(row.sign))), shifts, total)
         return total
 
     return f32x16(t, i64, i64, i64, i64, i64, f32, f32x16), codegen
@@ -245,7 +242,7 @@ def lanes_decode(typingctx, t, pairs, block, halves, out, step):
                 for s in group:
                     k = s * row.sub + place
                     raw, (scale, shift) = e.raw(k), affine[s]
-                    value = b.fmul(raw, scale) if shift is None else _fma(b, raw, scale, shift)
+                    value = b.fmul(raw, scale) if shift is None else emit_fma(b, raw, scale, shift)
                     if not as_pairs:
                         _store(b, b.add(out, b.mul(step, ir.Constant(I64, k))), value, 4)
                         continue

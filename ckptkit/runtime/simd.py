@@ -11,11 +11,15 @@ A kernel gets everything by address because a Numba call with arrays costs micro
 
 from __future__ import annotations
 
+from functools import cache
+
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic, models, overload, register_model
+
+from ..quant.lanes import Lanes, from_half
 
 LANES = 16
 F32, I32, I16, I8, I64, HALF = (
@@ -63,20 +67,27 @@ f32x16, i32x16 = _Vector("f32x16", VF), _Vector("i32x16", VI)
 i64, i32, f32, void = types.int64, types.int32, types.float32, types.none
 
 
-def features() -> str:
-    """CPU features that code is generated for, as LLVM writes them ("+avx512f,-..."): NUMBA_CPU_FEATURES or the
-    host's."""
-    return cpu_target.target_context.codegen().magic_tuple()[2]
+@cache
+def features() -> frozenset[str]:
+    """x86 features that code is generated for ("avx512f", ...): NUMBA_CPU_FEATURES, none for NUMBA_CPU_NAME=generic, or
+    the host's."""
+    listed = cpu_target.target_context.codegen().magic_tuple()[2].split(",")
+    return frozenset(name[1:] for name in listed if name.startswith("+"))
+
+
+def has(x86: str) -> bool:
+    """Whether the CPU has what an x86 feature does in one instruction; other kinds of CPU here all have."""
+    return x86 in features() or "x86" not in cpu_target.target_context.codegen().magic_tuple()[0]
 
 
 def has_avx512() -> bool:
     """Whether a sixteen-lane value is one register and there are 32 of them."""
-    return "+avx512f" in features()
+    return "avx512f" in features()
 
 
 def has_bf16_dot() -> bool:
-    """Whether `dot_bf16` exists on this CPU."""
-    return "+avx512bf16" in features()
+    """Whether `tile` can take pairs of bf16 on this CPU."""
+    return "avx512bf16" in features()
 
 
 def _op(result, *params):
@@ -130,6 +141,32 @@ def _splat(builder, x, type):
     return builder.shuffle_vector(one, one, ir.Constant(VI, [0] * LANES))
 
 
+def emit_fma(b, x, y, z):
+    """x * y + z, rounded once where the CPU can: where it cannot LLVM would call a function for every lane."""
+    if not has("fma"):
+        return b.fadd(b.fmul(x, y), z)
+    suffix = f"v{LANES}f32" if x.type == VF else "f32"
+    return b.call(_fn(b, f"llvm.fma.{suffix}", x.type, x.type, x.type, x.type), [x, y, z])
+
+
+def emit_widen(b, half):
+    """Halves to floats: without the instruction by integer arithmetic, since LLVM would call functions that are not
+    there."""
+    if has("f16c"):
+        return b.fpext(half, VF if half.type == VH else F32)
+    bits = b.bitcast(half, ir.VectorType(I16, LANES) if half.type == VH else I16)
+    return from_half(Lanes(b, b.zext(bits, VI if half.type == VH else I32))).v
+
+
+def emit_narrow(b, x):
+    """Floats to the nearest halves, ties to even."""
+    vector = x.type == VF
+    if has("f16c"):
+        return b.fptrunc(x, VH if vector else HALF)
+    bits = b.trunc(Lanes(b, x).half().v, ir.VectorType(I16, LANES) if vector else I16)
+    return b.bitcast(bits, VH if vector else HALF)
+
+
 # --- scalars by address ---
 
 
@@ -165,7 +202,7 @@ def get_f32(b, address):
 
 @_op(f32, i64)
 def get_f16(b, address):
-    return b.fpext(_load(b, address, HALF, 1), F32)
+    return emit_widen(b, _load(b, address, HALF, 1))
 
 
 @_op(f32, i64)
@@ -180,7 +217,7 @@ def put_f32(b, address, x):
 
 @_op(void, i64, f32)
 def put_f16(b, address, x):
-    _store(b, address, b.fptrunc(x, HALF), 2)
+    _store(b, address, emit_narrow(b, x), 2)
 
 
 @_op(void, i64, i64)
@@ -203,7 +240,7 @@ def load_f32(b, address):
 
 @_op(f32x16, i64)
 def load_f16(b, address):
-    return b.fpext(_load(b, address, VH, 2), VF)
+    return emit_widen(b, _load(b, address, VH, 2))
 
 
 @_op(f32x16, i64)
@@ -240,7 +277,7 @@ def store_i8(b, address, x):
 
 @_op(void, i64, f32x16)
 def store_f16(b, address, x):
-    _store(b, address, b.fptrunc(x, VH), 2)
+    _store(b, address, emit_narrow(b, x), 2)
 
 
 @_op(void, i64, f32x16)
@@ -312,7 +349,7 @@ def div(b, x, y):
 
 @_op(f32x16, f32x16, f32x16, f32x16)
 def fma(b, x, y, z):
-    return b.call(_fn(b, "llvm.fma.v16f32", VF, VF, VF, VF), [x, y, z])
+    return emit_fma(b, x, y, z)
 
 
 @_op(f32x16, f32x16)

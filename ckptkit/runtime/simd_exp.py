@@ -8,7 +8,7 @@ import struct
 
 from llvmlite import ir
 
-from .simd import F32, I32, LANES, VF, VI, _fn, _op, f32, f32x16
+from .simd import F32, I32, LANES, VF, VI, _fn, _op, emit_fma, f32, f32x16
 
 
 def _exp(b, x, vf, vi, suffix):
@@ -21,7 +21,7 @@ def _exp(b, x, vf, vi, suffix):
         return ir.Constant(vi, [value] * LANES if vf is VF else value)
 
     def fma_(p, q, r):
-        return b.call(_fn(b, f"llvm.fma.{suffix}", vf, vf, vf, vf), [p, q, r])
+        return emit_fma(b, p, q, r)
 
     x = b.select(b.fcmp_ordered(">", x, c(-87.0)), x, c(-87.0))
     x = b.select(b.fcmp_ordered("<", x, c(88.0)), x, c(88.0))

@@ -8,7 +8,26 @@ from llvmlite import ir
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from .simd import F32, I32, I64, LANES, VB, VF, VH, VI, _fn, _load, _op, _splat, _store, f32x16, i64, void
+from .simd import (
+    F32,
+    I32,
+    I64,
+    LANES,
+    VB,
+    VF,
+    VH,
+    VI,
+    _fn,
+    _load,
+    _op,
+    _splat,
+    _store,
+    emit_fma,
+    emit_widen,
+    f32x16,
+    i64,
+    void,
+)
 
 
 @_op(void, i64, i64, i64, i64)
@@ -66,7 +85,7 @@ def tile(typingctx, pairs, m, v, a, row_step, k_step, panel, panel_step, n_k, c,
                         dot = _fn(b, "llvm.x86.avx512bf16.dpbf16ps.512", VF, VF, VB, VB)
                         new = b.call(dot, [old, b.bitcast(left, VB), b.bitcast(right[j], VB)])
                     else:
-                        new = b.call(_fn(b, "llvm.fma.v16f32", VF, VF, VF, VF), [left, right[j], old])
+                        new = emit_fma(b, left, right[j], old)
                     b.store(new, sums[i, j])
         with b.if_then(b.icmp_signed("==", fresh, ir.Constant(I64, 0))):
             for t in tiles:
@@ -95,8 +114,8 @@ def dot_keys(typingctx, t, query, keys, step, n_vectors):
             shift = b.mul(loop.index, ir.Constant(I64, 32 if half else 64))
             for row, s in zip(rows, sums, strict=True):
                 k = _load(b, b.add(row, shift), VH if half else VF, 2 if half else 4)
-                k = b.fpext(k, VF) if half else k
-                b.store(b.call(_fn(b, "llvm.fma.v16f32", VF, VF, VF, VF), [q, k, b.load(s)]), s)
+                k = emit_widen(b, k) if half else k
+                b.store(emit_fma(b, q, k, b.load(s)), s)
         return _sums_of(b, [b.load(s) for s in sums])
 
     return f32x16(t, i64, i64, i64, i64), codegen
