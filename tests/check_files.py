@@ -130,6 +130,7 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
     "no-blocks": ("key-value", build(put("gpt2.block_count", U32, 0)), "n_layer_all > 0"),
     "blocks-600": ("key-value", build(put("gpt2.block_count", U32, 600)), "n_layer_all > 0"),
     "context-0": ("key-value", build(put("llama.context_length", U32, 0), arch="llama"), "n_ctx > 0"),
+    "context-2^31": ("key-value", build(put("llama.context_length", U32, 1 << 31), arch="llama"), "n_ctx > 0"),
     "eps-minus": ("key-value", build(put(f"llama.{RMS}", F32, -1.0), arch="llama"), "eps >= 0.0f"),
     "eps-nan": ("key-value", build(put(f"llama.{RMS}", F32, float("nan")), arch="llama"), "eps >= 0.0f"),
     "scaling": ("key-value", build(put("llama.rope.scaling.type", STRING, "llama3"), arch="llama"), "rope_scaling"),
@@ -186,5 +187,6 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
     "equal": ("vocabulary-equal", build(tokens(lambda t: [*t[:-1], t[-2]])), "token_to_id.size()"),
     "equal-name": ("vocabulary-equal", build(tokens(lambda t: ["[EMPTY_1]", "", *t[2:]])), "token_to_id.size()"),
     "equal-nul": ("vocabulary-equal", build(tokens(lambda t: [*t[:-2], "q", "q\0x"])), "token_to_id.size()"),
+    "byte-token": ("byte-token", build(tokens(lambda t: [*t[:3], "<0", *t[4:]]), arch="llama"), "basic_string::substr"),
     "template": ("template-syntax", build(put("tokenizer.chat_template", STRING, "{% if %}")), "model loading error"),
 }  # fmt: skip

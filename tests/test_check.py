@@ -342,3 +342,17 @@ def test_the_verdict_on_random_edits_is_llama_cpps(tmp_path: Path) -> None:
     for (what, path), (loaded, words) in zip(paths.items(), llamacpp.judged(list(paths.values())), strict=True):
         report = check(path, deep=True)
         assert report.refused != loaded, (what, report.findings, words)
+
+
+def test_the_verdict_on_random_bytes_of_the_header_is_llama_cpps(tmp_path: Path) -> None:
+    rng, files = random.Random(1), {}
+    for _ in range(300):
+        arch = rng.choice(list(SOURCES))
+        data = bytearray(build(arch=arch))
+        at = rng.randrange(4, 9000 if arch == "llama" else 3200)
+        data[at] = rng.choice([data[at] ^ 1, data[at] ^ 0x80, 0, 255, rng.randrange(256)])
+        files[f"{arch}: byte {at} = {data[at]}"] = bytes(data)
+    paths = saved(files, tmp_path)
+    for (what, path), (loaded, words) in zip(paths.items(), llamacpp.judged(list(paths.values())), strict=True):
+        report = check(path, deep=True)
+        assert report.refused != loaded, (what, report.findings, words)

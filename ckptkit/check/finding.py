@@ -15,8 +15,8 @@ ERRORS = """
     unreadable shard-first shard-count offsets alignment arch-missing arch-unknown key-missing key-type key-array
     key-value head-groups head-size no-tensors tensor-missing tensor-extra tensor-shape vocabulary-rows
     position-rows vector-type matrix-type tokenizer-missing no-vocabulary tokenizer-unknown tokenizer-array
-    tokens-missing array-length pre-unknown merges-missing bos-absent eos-absent vocabulary-equal template-syntax
-    tokens-beyond-rows
+    tokens-missing array-length pre-unknown merges-missing bos-absent eos-absent vocabulary-equal byte-token
+    template-syntax tokens-beyond-rows
 """
 WARNINGS = """
     trailing rope-base rope-pairing nonfinite zero-rows padding-rows token_type-missing scores-missing array-longer

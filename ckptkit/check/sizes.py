@@ -72,7 +72,8 @@ def _values(keys: Mapping[str, Value], arch: str) -> Iterator[Finding]:
     layers = number(keys.get(f"{arch}.block_count"))
     if layers is not None and not 0 < layers <= MAX_LAYERS:
         yield bad("block_count", f"llama.cpp stops the process: it takes 1 to {MAX_LAYERS} layers")
-    if number(keys.get(f"{arch}.context_length")) == 0:
+    context = number(keys.get(f"{arch}.context_length"))
+    if context is not None and not 0 < context < 2**31:
         yield bad("context_length", "llama.cpp loads it and stops the process at the first prompt")
     eps = f"{NORM_EPS[ARCHS[arch].norm] if arch in ARCHS else ''}"
     value = number(keys.get(f"{arch}.{eps}"))

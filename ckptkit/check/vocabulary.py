@@ -6,10 +6,14 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
+
+import numpy as np
 
 from ..formats.gguf_io import Kind, Value
 from ..formats.gguf_keys import text
 from ..formats.gguf_known import ARRAYS, ID_KEYS, T
+from ..tokenizer import TokenType
 from ..tokenizer.faults import faults
 from ..tokenizer.pre import ELSEWHERE, PRES, WITHOUT_BOS, WITHOUT_MERGES
 from .finding import Finding, finding
@@ -88,6 +92,7 @@ def check(keys: Mapping[str, Value]) -> Iterator[Finding]:
     if tokens is None:
         return
     yield from _lengths(keys, arrays, model)
+    yield from _bytes(arrays, name)
     yield from _bpe(keys, model)
     yield from _ids(keys, tokens, model)
     for fault in islice(faults(tokens, arrays.get("merges")), 20):
@@ -100,10 +105,10 @@ def check(keys: Mapping[str, Value]) -> Iterator[Finding]:
                       "convert again from the source, which leaves them out")  # fmt: skip
 
 
-def _lengths(keys: Mapping[str, Value], arrays: Mapping[str, object], model: Model) -> Iterator[Finding]:
-    n = len(arrays["tokens"])  # type: ignore[arg-type]
+def _lengths(keys: Mapping[str, Value], arrays: Mapping[str, Any], model: Model) -> Iterator[Finding]:
+    n = len(arrays["tokens"])
     for name, effect in SILENT.items():
-        found = len(arrays[name]) if name in arrays else n  # type: ignore[arg-type]
+        found = len(arrays[name]) if name in arrays else n
         if found != n:
             yield finding("array-length" if found < n else "array-longer",
                           f"key {T}{name}", f"{found:,} entries for {n:,} tokens",
@@ -112,6 +117,18 @@ def _lengths(keys: Mapping[str, Value], arrays: Mapping[str, object], model: Mod
         if f"{T}{name}" not in keys and name in model.silent:
             yield finding(f"{name}-missing", f"key {T}{name}", f"{T}{name} is missing", effect,
                           "convert with --tokenizer FILE")  # fmt: skip
+
+
+def _bytes(arrays: Mapping[str, Any], model: str) -> Iterator[Finding]:
+    """llama.cpp takes the two digits behind the third character of every byte token of an SPM vocabulary."""
+    types, tokens = arrays.get("token_type"), arrays["tokens"]
+    if model != "llama" or types is None or len(types) < len(tokens):
+        return
+    for i in np.flatnonzero(types[: len(tokens)] == TokenType.BYTE).tolist():
+        if 0 < len(tokens[i].partition(b"\0")[0]) < 3:  # an empty one has a longer name
+            yield finding("byte-token", f"token {i:,}", f"a byte is written {tokens[i]!r} and not as <0x0A>",
+                          "llama.cpp refuses: basic_string::substr", "export the tokenizer again")  # fmt: skip
+            return
 
 
 def _bpe(keys: Mapping[str, Value], model: Model) -> Iterator[Finding]:
@@ -132,15 +149,15 @@ def _bpe(keys: Mapping[str, Value], model: Model) -> Iterator[Finding]:
                       "they are rebuilt from the order of the tokens", True)  # fmt: skip
 
 
-def _ids(keys: Mapping[str, Value], tokens: object, model: Model) -> Iterator[Finding]:
-    n = len(tokens)  # type: ignore[arg-type]
+def _ids(keys: Mapping[str, Value], tokens: Any, model: Model) -> Iterator[Finding]:
+    n = len(tokens)
     absent = ("bos",) if text(keys, f"{T}pre") in WITHOUT_BOS and model.pre else ()
     ids = {role: i for role, i in model.ids.items() if i < n and role not in absent}
     for role, key in ID_KEYS.items():
         value = keys.get(key)
         if value is None:
             if model.pre and role in ids:
-                shown = tokens[ids[role]].decode("utf-8", "replace")  # type: ignore[index]
+                shown = tokens[ids[role]].decode("utf-8", "replace")
                 yield finding(f"{role}-default", f"key {key}", f"{role} is not named",
                               f"llama.cpp takes token {ids[role]} ({shown!r})",
                               f"convert with --set {key}=ID")  # fmt: skip
