@@ -283,6 +283,16 @@ def test_exit_codes_and_json(fixtures_dir: Path, tmp_path: Path) -> None:
     assert f"judged by {JUDGED_BY}" in shown.stdout
 
 
+def test_many_findings_of_one_rule_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(REFUSED["layers-270"][1])
+    shown = run("check", path).stdout
+    listed = json.loads(run("check", path, "--json").stdout)["findings"]
+    missing = sum(f["rule"] == "tensor-missing" for f in listed)
+    assert shown.count("[tensor-missing;") == 6
+    assert f"and {missing - 6:,} more of [tensor-missing]; --json lists all" in shown
+
+
 @pytest.mark.parametrize("cut", range(0, 3000, 61))
 def test_damaged_headers_are_findings(cut: int, tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"

@@ -9,6 +9,8 @@ import click
 
 from .common import CONTEXT, PATH, json_option, show, show_json
 
+SHOWN = 6  # findings of one rule
+
 
 @click.command(context_settings=CONTEXT)
 @click.argument("file", type=PATH)
@@ -54,11 +56,16 @@ def lines(report: Any, fix: Path | None = None) -> list[str]:
         f"{number(report.path.name)}  {report.format or 'unknown format'}, "
         f"arch {number(report.arch) or 'unknown'}: {said}"
     ]
+    shown: dict[str, int] = {}
     for f in report.findings:
+        shown[f.rule] = shown.get(f.rule, 0) + 1
+        if shown[f.rule] > SHOWN:
+            continue
         out.append(f"  {f.severity}: {number(f.what)}  [{f.rule}; {number(f.at)}]")
         out.append(f"    then: {number(f.effect)}")
         if f.mend:
             out.append(f"    mend: {number(f.mend)}" + (" (--fix does it)" if f.fixable else ""))
+    out += [f"  and {n - SHOWN:,} more of [{rule}]; --json lists all" for rule, n in shown.items() if n > SHOWN]
     out += [f"  note: {number(note)}" for note in report.notes]
     if fix:
         out.append(f"  wrote {number(fix)}")
