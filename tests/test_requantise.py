@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import ckptkit
+from ckptkit.errors import CkptError
 from fixtures.make import BPE, SPM
 from fixtures.models import gpt2, llama
 from fixtures.writers import gguf
@@ -84,3 +85,12 @@ def test_a_copy_keeps_every_type(old: str, tmp_path: Path) -> None:
     ckptkit.convert(path, out)
     for a, b in zip(judge.GGUFReader(path).tensors, judge.GGUFReader(out).tensors, strict=True):
         assert (a.name, a.tensor_type, a.data.tobytes()) == (b.name, b.tensor_type, b.data.tobytes())
+
+
+@pytest.mark.parametrize("mixture", ["q8_0", "q4_k_m", "q6_k"])
+def test_a_type_that_no_row_allows_is_one_error(mixture: str, fixtures_dir: Path, tmp_path: Path) -> None:
+    with pytest.raises(CkptError) as e:
+        ckptkit.convert(fixtures_dir / "gguf" / "llama.gguf", tmp_path / "out.gguf", type=mixture)
+    assert "rows of 12, 20" in str(e.value)
+    assert "llama.gguf" in str(e.value)
+    assert list(tmp_path.iterdir()) == []

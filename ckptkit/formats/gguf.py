@@ -20,7 +20,7 @@ from ..errors import FormatError, UnsupportedError
 from ..files import File, replacing
 from ..layout import Layout, at, identity, in_order, indices, read_named
 from ..quant import policy
-from ..quant.types import QType
+from ..quant.types import BLOCKS, QType
 from ..stream import write_tensors
 from ..tensor import Tensor, from_array
 from . import gguf_tokenizer
@@ -279,7 +279,7 @@ def plan(config: Config, stored: Mapping[str, Tensor], mixture: str, pure: bool)
     kept = {n: QType.F32 if t.type in half and t.n_elements == t.shape[-1] else t.type for n, t in stored.items()}
     if mixture:
         shapes = [(name, t.shape) for name, t in stored.items()]
-        return policy.plan(
+        types = policy.plan(
             shapes,
             mixture,
             pure=pure,
@@ -289,6 +289,16 @@ def plan(config: Config, stored: Mapping[str, Tensor], mixture: str, pure: bool)
             n_kv_head=config.n_kv_head,
             stored={n: QType.F32 if type == QType.F64 else type for n, type in kept.items()},
         )
+        base = BLOCKS[policy.mixture(mixture).base].elements
+        if base > 1 and all(BLOCKS[types[n]].elements == 1 for n, shape in shapes if policy.quantisable(n, shape)):
+            widths = sorted({shape[-1] for n, shape in shapes if policy.quantisable(n, shape)})
+            raise UnsupportedError(
+                f"no matrix of this model can be stored as {mixture}",
+                expected=f"rows of a multiple of {base}, or of 32 for what stands in",
+                got=f"rows of {', '.join(f'{w:,}' for w in widths[:6])}",
+                hint="--type f16 or bf16 stores rows of any length",
+            )
+        return types
     return kept
 
 
