@@ -33,9 +33,13 @@ EMITTED = hashlib.sha256(b"".join(Path(m.__file__).read_bytes() for m in (fit, l
 
 
 def compiled(function):
-    """njit, kept on disk under a name that changes with the modules whose emitted code numba does not see."""
+    """njit, kept on disk under a name that changes with the modules whose emitted code numba does not see; in memory
+    only where there is no place to write."""
     function.__qualname__ += "_" + EMITTED
-    return njit(nogil=True, cache=True, error_model="numpy")(function)
+    try:
+        return njit(nogil=True, cache=True, error_model="numpy")(function)
+    except RuntimeError:
+        return njit(nogil=True, error_model="numpy")(function)
 
 
 def scalar(emit, returns):

@@ -14,8 +14,6 @@ Kernels are compiled for the types at hand when they are first needed, and kept 
 from __future__ import annotations
 
 import mmap
-import os
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -23,45 +21,26 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+from numba import types
 
 from ..errors import UnsupportedError
 from ..quant.encode import decode_rows
 from ..quant.types import QType, row_bytes
 from ..tensor import CHUNK, Tensor, from_array
-
-
-def _cache_directory():
-    """Where compiled kernels are kept if the package's own directory cannot be written."""
-    here = Path(__file__).parent / "__pycache__"
-    if "NUMBA_CACHE_DIR" in os.environ or os.access(here if here.exists() else here.parent, os.W_OK):
-        return
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ckptkit" / "numba"
-    try:
-        home.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=home):
-            pass
-    except OSError:
-        home = Path(tempfile.gettempdir()) / f"ckptkit-numba-{os.getuid() if hasattr(os, 'getuid') else 0}"
-    os.environ["NUMBA_CACHE_DIR"] = str(home)
-
-
-_cache_directory()
-
-from numba import types  # noqa: E402  the directory must be chosen before
-
-from . import kernels_cpu_args as lin  # noqa: E402
-from . import kernels_cpu_attention as att  # noqa: E402
-from . import kernels_cpu_matmat as many  # noqa: E402
-from . import kernels_cpu_matvec as one  # noqa: E402
-from .kernels_cpu_blocks import DECODE  # noqa: E402
-from .kernels_cpu_embed import embed as embed_kernel  # noqa: E402
-from .kernels_cpu_lanes import LINE, ROWS, group_bytes, interleave  # noqa: E402
-from .kernels_cpu_lanes_dot import has_byte_dot  # noqa: E402
-from .kernels_cpu_norm import norm_rows  # noqa: E402
-from .kernels_cpu_team import Team  # noqa: E402
-from .log_softmax import nll_rows  # noqa: E402
-from .simd import LANES, has_bf16_dot  # noqa: E402
-from .weights import decoded_bytes  # noqa: E402
+from . import kernels_cpu_args as lin
+from . import kernels_cpu_attention as att
+from . import kernels_cpu_cache as kept
+from . import kernels_cpu_matmat as many
+from . import kernels_cpu_matvec as one
+from .kernels_cpu_blocks import DECODE
+from .kernels_cpu_embed import embed as embed_kernel
+from .kernels_cpu_lanes import LINE, ROWS, group_bytes, interleave
+from .kernels_cpu_lanes_dot import has_byte_dot
+from .kernels_cpu_norm import norm_rows
+from .kernels_cpu_team import Team
+from .log_softmax import nll_rows
+from .simd import LANES, has_bf16_dot
+from .weights import decoded_bytes
 
 NAME = "cpu"
 PLAIN = (QType.F32, QType.F16, QType.BF16)
@@ -153,6 +132,8 @@ def write(buf, values):
 
 def workspace(*, threads, fast, max_tokens, widest, head_dim, n_head, n_kv_head, context, message=None):
     """Threads and scratch for batches of up to `max_tokens`; `widest` is the longest row of any weight."""
+    if message is not None and kept.note():
+        message(kept.note())
     padded, width = -(-widest // 32) * 32, -(-head_dim // 16) * 16
     per_thread = max(
         one.scratch_bytes(padded), many.scratch_bytes(padded), att.scratch_bytes(width, n_head // n_kv_head)
@@ -248,19 +229,11 @@ def _address(work, kernel, ta=0, tb=0, tc=0):
     key = (kernel.__name__, ta, tb, tc)
     if key not in _addresses:
         sig = (*(types.literal(int(v)) for v in (ta, tb, tc)), *(types.int64,) * 3)
-        if work.message is not None and not _on_disk(kernel):
-            work.message(f"compiling {kernel.__name__} (kept for the next start)")
-        kernel.compile(sig)
-        compiled = kernel.overloads[sig]
-        _addresses[key] = compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
+        if work.message is not None and not kept.on_disk(kernel):
+            work.message(f"compiling {kernel.__name__}" + ("" if kept.note() else " (kept for the next start)"))
+        done = kept.compiled(kernel, sig)
+        _addresses[key] = done.library.get_pointer_to_function(done.fndesc.llvm_func_name)
     return _addresses[key]
-
-
-def _on_disk(kernel):
-    try:
-        return bool(list(Path(kernel._cache.cache_path).glob(f"*.{kernel.__name__}-*.nbc")))
-    except (AttributeError, OSError):
-        return False
 
 
 def _slots(n, values):

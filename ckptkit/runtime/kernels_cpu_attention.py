@@ -22,11 +22,10 @@ tc is the pairing: 0 none, 1 adjacent (0,1)(2,3).., 2 half (0,h/2)(1,h/2+1)..
 
 from __future__ import annotations
 
-from numba import njit
-
 from .kernels_cpu_blocks import decode16
+from .kernels_cpu_cache import kernel
 from .kernels_cpu_matmat import PANEL, PANEL_STEP, VECTORS
-from .kernels_cpu_team import JIT, take
+from .kernels_cpu_team import take
 from .simd import (
     add,
     fma,
@@ -117,7 +116,7 @@ def size_of(t):
     return 4 if t == 0 else 2
 
 
-@njit(**JIT)
+@kernel
 def decode_attention(ta, tb, tc, args, team, tid):
     """Attention of one token, in pieces; see `combine`."""
     n_head, n_kv, head_dim = get_i64(args + N_HEAD), get_i64(args + N_KV_HEAD), get_i64(args + HEAD_DIM)
@@ -192,7 +191,7 @@ def weighted(tb, weights, values, width, n, out):
         store_f32(out + 4 * d, a)
 
 
-@njit(**JIT)
+@kernel
 def combine(ta, tb, tc, args, team, tid):
     """out = the pieces of `decode_attention` joined, head by head."""
     head_dim, width, n_stored = get_i64(args + HEAD_DIM), get_i64(args + WIDTH), get_i64(args + N_CHUNKS)
@@ -222,7 +221,7 @@ def combine(ta, tb, tc, args, team, tid):
 # --- many tokens ---
 
 
-@njit(**JIT)
+@kernel
 def store_kv(ta, tb, tc, args, team, tid):
     """Rotate the keys of all tokens and put keys and values into the cache; eight tokens a piece."""
     n_tokens = get_i64(args + N_TOKENS)
@@ -244,7 +243,7 @@ def rows_plain(t, rows, width, n, out):
     return out
 
 
-@njit(**JIT)
+@kernel
 def prompt_attention(ta, tb, tc, args, team, tid):
     """Attention of many tokens; see the head of this file."""
     n_tokens, n_kv, group = (

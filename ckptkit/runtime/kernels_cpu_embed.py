@@ -4,11 +4,10 @@
 
 from __future__ import annotations
 
-from numba import njit
-
 from .kernels_cpu_args import N_TOKENS, OUT, OUT_STRIDE, PARTS, POSITION_ROWS, POSITIONS, TOKENS, K
 from .kernels_cpu_blocks import block_bytes, block_elements, decode16
-from .kernels_cpu_team import JIT, take
+from .kernels_cpu_cache import kernel
+from .kernels_cpu_team import take
 from .simd import get_bf16, get_f16, get_f32, get_i32, get_i64, inlined, put_f32, store_bf16, store_f32
 
 
@@ -45,7 +44,7 @@ def decode_row_bf16(t, w, out, n):
         out += 2 * block_elements(t)
 
 
-@njit(**JIT)
+@kernel
 def embed(ta, tb, tc, args, team, tid):
     """out (n, K) = rows of the embedding, decoded, plus the position's row where there is one."""
     n, part = get_i64(args + K), get_i64(args + PARTS)

@@ -14,7 +14,6 @@ Every output value is one sum over K in one order, whatever the threads and the 
 
 from __future__ import annotations
 
-from numba import njit
 from numba.extending import overload
 
 from ..quant.types import QType
@@ -41,11 +40,12 @@ from .kernels_cpu_args import (
     locate,
 )
 from .kernels_cpu_blocks import block_elements
+from .kernels_cpu_cache import kernel
 from .kernels_cpu_embed import decode_row, decode_row_bf16
 from .kernels_cpu_lanes import ROWS as LANE_ROWS
 from .kernels_cpu_lanes_dot import find_block, lanes_decode
 from .kernels_cpu_norm import activate16, normalise, silu16
-from .kernels_cpu_team import JIT, take
+from .kernels_cpu_team import take
 from .simd import (
     LANES,
     add,
@@ -71,7 +71,7 @@ ROWS = 48  # of a chunk: a multiple of 6 and of 16
 K_AT_ONCE = 128  # of a panel held in L2; longer sums round worse (512: twice the error of a logit), shorter cost time
 
 
-@njit(**JIT)
+@kernel
 def pack(ta, tb, tc, args, team, tid):
     """Normalise tokens and lay them out as panels, sixteen tokens at a time; tc 1: rounded to bf16 pairs."""
     n_tokens, n, padded = get_i64(args + N_TOKENS), get_i64(args + K), get_i64(args + PADDED_K)
@@ -242,13 +242,13 @@ def matmat_parts(pairs, ta, tb, then, args, team, tid):
         matmat_chunk(pairs, ta, tb, then, part, lo, n_rows, first, args, scratch)
 
 
-@njit(**JIT)
+@kernel
 def matmat(ta, tb, tc, args, team, tid):
     """out = W x + b for packed tokens, activations f32."""
     matmat_parts(0, ta, tb, get_i64(args + THEN), args, team, tid)
 
 
-@njit(**JIT)
+@kernel
 def matmat_bf16(ta, tb, tc, args, team, tid):
     """out = W x + b for packed tokens, activations and decoded weights bf16, sums f32."""
     matmat_parts(1, ta, tb, get_i64(args + THEN), args, team, tid)

@@ -8,7 +8,6 @@ token's activations as they are (tc 0) or rounded to two bytes (tc 1; plain type
 
 from __future__ import annotations
 
-from numba import njit
 from numba.extending import overload
 
 from ..quant.types import QType
@@ -31,11 +30,12 @@ from .kernels_cpu_args import (
     locate,
 )
 from .kernels_cpu_blocks import block_bytes, block_elements, decode16
+from .kernels_cpu_cache import kernel
 from .kernels_cpu_embed import plain_value
 from .kernels_cpu_lanes import ROWS
 from .kernels_cpu_lanes_dot import HIGH, find_block, lanes_dot, lanes_dot_bytes
 from .kernels_cpu_norm import activate16, normalise, silu16
-from .kernels_cpu_team import JIT, THREADS, take
+from .kernels_cpu_team import THREADS, take
 from .simd import (
     add,
     fma,
@@ -133,14 +133,14 @@ def _part_dots(t, rounded, w, width, n_rows, x, padded, n, out):
     return in_bytes if rounded.literal_value else exact
 
 
-@njit(**JIT)
+@kernel
 def sum_up(x, padded, n):
     """Behind x (padded,) f32: (padded / 16,) f32, the sum of every sixteen values, for shifts of blocks."""
     for i in range(0, n, 16):
         put_f32(x + 4 * padded + i // 4, sum16(load_f32(x + 4 * i)))
 
 
-@njit(**JIT)
+@kernel
 def round_row(x, padded, n, elements):
     """Behind x (padded,) f32: sums as above, high (padded,) i8, low (padded,) i8, worth (padded / 32,) f32.
 
@@ -166,13 +166,13 @@ def round_row(x, padded, n, elements):
             put_f32(sums + i // 4, sum16(y))
 
 
-@njit(**JIT)
+@kernel
 def scratch_of_row(padded):
     """Bytes that a row takes with what lies behind it, whole cache lines."""
     return (6 * padded + padded // 4 + padded // 8 + 63) // 64 * 64
 
 
-@njit(**JIT)
+@kernel
 def matvec(ta, tb, tc, args, team, tid):
     """out = W norm(x) + b for one token, then what slot THEN says; rows in chunks, in any order."""
     then, n, parts = get_i64(args + THEN), get_i64(args + K), get_i64(args + PARTS)
@@ -208,7 +208,7 @@ def matvec(ta, tb, tc, args, team, tid):
         finish(then, out + 4 * row, result, result + 4 * step, bias + 4 * row if bias != 0 else 0, n_rows)
 
 
-@njit(**JIT)
+@kernel
 def activate(then, sums, ups, n):
     """Activation of n values in place. Not part of `matvec`: its constants would take registers from the products
     there."""
@@ -217,7 +217,7 @@ def activate(then, sums, ups, n):
         store_f32(sums + 4 * i, mul(silu16(y), load_f32(ups + 4 * i)) if then == SILU_GATE else activate16(then, y))
 
 
-@njit(**JIT)
+@kernel
 def finish(then, out, sums, ups, bias, n):
     """Bias and activation for n neighbouring values of one token, then store or add."""
     for i in range(n, (n + 15) // 16 * 16):  # to a whole vector: what lies behind is never stored

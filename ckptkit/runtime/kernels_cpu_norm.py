@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-from numba import njit
-
 from .kernels_cpu_args import (
     EPS,
     GAIN,
@@ -22,7 +20,8 @@ from .kernels_cpu_args import (
     K,
     X,
 )
-from .kernels_cpu_team import JIT, take
+from .kernels_cpu_cache import kernel
+from .kernels_cpu_team import take
 from .simd import (
     add,
     div,
@@ -42,7 +41,7 @@ from .simd import (
 from .simd_exp import exp
 
 
-@njit(**JIT)
+@kernel
 def normalise(out, x, n, args):
     """The norm of one row of n values (or a copy), f32, as slots NORM to EPS say."""
     kind, gain, bias = get_i64(args + NORM), get_i64(args + GAIN), get_i64(args + NORM_BIAS)
@@ -102,7 +101,7 @@ def activate16(act, x):
     return x
 
 
-@njit(**JIT)
+@kernel
 def norm_rows(ta, tb, tc, args, team, tid):
     """out (n, K) = norm(x); out may be x."""
     i = take(team)

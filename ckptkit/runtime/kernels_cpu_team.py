@@ -29,6 +29,7 @@ import numpy as np
 from numba import njit, types
 
 from ..errors import UnsupportedError
+from .kernels_cpu_cache import compiled, kernel
 from .simd import get_i64
 from .simd_threads import atomic_add, atomic_get, atomic_put, atomic_swap, call_kernel, spin_hint
 
@@ -38,7 +39,6 @@ MAX_THREADS = 256
 LONG, SHORT = 1 << 17, 64  # spins: about two milliseconds; where there are more threads than cores waiting is in vain
 
 sched_yield = types.ExternalFunction("sched_yield", types.int32())
-JIT = {"nogil": True, "cache": True, "error_model": "numpy", "no_cpython_wrapper": False}
 
 
 @njit(inline="always")
@@ -47,7 +47,7 @@ def take(team):
     return atomic_add(team + CHUNK, 1)
 
 
-@njit(**JIT)
+@kernel
 def barrier(team):
     """Wait until every thread is here; work done before is visible to all after."""
     phase = atomic_get(team + PHASE)
@@ -66,7 +66,7 @@ def barrier(team):
             spin_hint()
 
 
-@njit(**JIT)
+@kernel
 def work(team, tid):
     """Run this thread's share of the program."""
     program = get_i64(team + PROGRAM)
@@ -75,7 +75,7 @@ def work(team, tid):
         barrier(team)
 
 
-@njit(**JIT)
+@kernel
 def serve(team, tid, seen):
     """A worker's life until it parks: returns the generation it has seen, or -1 to end."""
     turns, spins = 0, get_i64(team + SPINS)
@@ -100,7 +100,7 @@ def serve(team, tid, seen):
             turns = 0
 
 
-@njit(**JIT)
+@kernel
 def post(team, program, n_steps):
     """Publish a program; returns a bit mask of the workers that are parked and must be woken (63: look at all)."""
     atomic_put(team + PROGRAM, program)
@@ -133,7 +133,7 @@ class Team:
         self._memory[(self.address - self._memory.ctypes.data + cell) // 8] = value
 
     def _start(self) -> None:
-        serve.compile((types.int64,) * 3)
+        compiled(serve, (types.int64,) * 3)
         for tid in range(1, self.n):
             thread = threading.Thread(target=self._life, args=(tid,), name=f"ckptkit-{tid}", daemon=True)
             self._threads.append(thread)
