@@ -155,7 +155,7 @@ class Collector:
         self._ends = frozenset() if self.tokenizer is None or options.ignore_eos else self.tokenizer.end_ids
         self._utf8, self._stops = Utf8Stream(), StopStrings(options.stop)
         self._pieces: list[str] = []
-        self._begin = self._first = perf_counter()
+        self._begin = self._first = self._last = perf_counter()
         self.reason = "" if self.limit > 0 else self._full()
 
     def _full(self) -> str:
@@ -168,8 +168,9 @@ class Collector:
 
     def take(self, token: int) -> None:
         """One more token; sets `reason` when it was the last."""
+        self._last = perf_counter()
         if len(self.history) == len(self.prompt):
-            self._first = perf_counter()
+            self._first = self._last
         self.history.append(token)
         if self.tokenizer is not None and (self.options.special or self.tokenizer.type_of(token) not in HIDDEN):
             self._out(self._stops.feed(self._utf8.feed(self.tokenizer.token_bytes(token))))
@@ -188,13 +189,12 @@ class Collector:
 
     def finish(self) -> Generation:
         """The result; text that was held back comes out."""
-        end = perf_counter()
         if self.tokenizer is not None and not self._stops.found:
             self._out(self._stops.feed(self._utf8.flush()))
             if not self._stops.found:
                 self._out(self._stops.flush())
         n = len(self.ids)
-        first = self._first if n else end
-        timings = Timings(len(self.prompt), first - self._begin, max(n - 1, 0), end - first)
+        first, last = (self._first, self._last) if n else (perf_counter(),) * 2  # what is freed after it is no decoding
+        timings = Timings(len(self.prompt), first - self._begin, max(n - 1, 0), last - first)
         text = None if self.tokenizer is None else "".join(self._pieces)
         return Generation(self.prompt, self.ids, text, self.reason or "length", timings)
