@@ -1,17 +1,17 @@
 """The CPU runtime beside llama.cpp: both in one run, alternating, on the same files with the same threads.
 
-    python -m benchmarks.cpu --peer DIR_WITH_llama-bench --models DIR [--rounds 3] [--threads 2] [--only NAME ...]
+    python -m benchmarks.cpu --models DIR [--peer DIR_WITH_llama-bench] [--rounds 3] [--threads 2] [--only NAME ...]
 
-DIR holds SmolLM2-135M-Instruct.Q4_1.gguf; its other types and a random GPT-2 of 124 M parameters are made there with
-llama-quantize when they are missing. Prompts of 512 tokens, 64 decoded tokens, and 64 more at a depth of 2,048; f16
-cache on both sides (the peer's default); ours with --precision fast, which is exact where weights are F32 or F16.
+DIR holds SmolLM2-135M-Instruct.Q4_1.gguf; its other types and a random GPT-2 of 124 M parameters are made there when
+they are missing, by llama-quantize or, without it, by ckptkit. Without a native llama-bench the peer is xllamacpp; the
+report says which. Prompts of 512 tokens, 64 decoded tokens, and 64 more at a depth of 2,048; f16 cache on both sides
+(the peer's default); ours with --precision fast, which is exact where weights are F32 or F16.
 Prints a table of ratios ours / theirs and writes it to benchmarks/results/cpu.md.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import subprocess
@@ -22,9 +22,12 @@ from statistics import median
 
 import numpy as np
 
-from ckptkit import formats
+from benchmarks.cpu_peers import choose, environment, names
+from ckptkit import convert, formats
 from ckptkit.runtime import load
 from ckptkit.runtime.bench import bench, cpu_name
+from ckptkit.runtime.kernels_cpu_lanes_dot import has_byte_dot
+from ckptkit.runtime.simd import features, has_bf16_dot
 
 SMOLLM = "SmolLM2-135M-Instruct.Q4_1.gguf"
 TYPES = {"SmolLM2": ("F32", "BF16", "Q8_0", "Q4_0", "Q4_1"), "GPT-2": ("F32", "BF16", "Q8_0", "Q4_K_M")}
@@ -76,13 +79,7 @@ def write_gpt2(path: Path) -> None:
     w.close()
 
 
-def environment(peer: Path) -> dict[str, str]:
-    """The peer's libraries; nothing that steers a BLAS on either side."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("OPENBLAS_", "OMP_", "MKL_", "GGML_"))}
-    return kept | {"LD_LIBRARY_PATH": str(peer)}
-
-
-def prepare(models: Path, peer: Path) -> dict[tuple[str, str], Path]:
+def prepare(models: Path, peer: Path | None) -> dict[tuple[str, str], Path]:
     """(model, type) to its file; what is missing is made."""
     source = next(iter(models.rglob(SMOLLM)), None)
     if source is None:
@@ -91,39 +88,36 @@ def prepare(models: Path, peer: Path) -> dict[tuple[str, str], Path]:
     if not gpt2.exists():
         write_gpt2(gpt2)
     files = {("SmolLM2", "Q4_1"): source, ("GPT-2", "F32"): gpt2}
-    quantize = str(peer / "llama-quantize")
+    quantize = peer / "llama-quantize" if peer is not None else None
     for model, types in TYPES.items():
         for type in types:
             if (model, type) in files:
                 continue
             base = files.get(("SmolLM2", "F32"), source) if model == "SmolLM2" else gpt2
             path = files[model, type] = models / f"{model}.{type}.gguf"
-            if not path.exists():
-                subprocess.run(
-                    [quantize, "--allow-requantize", str(base), str(path), type],
-                    check=True, capture_output=True, env=environment(peer),
-                )  # fmt: skip
+            if not path.exists() and quantize is not None and quantize.exists():
+                command = [str(quantize), "--allow-requantize", str(base), str(path), type]
+                subprocess.run(command, check=True, capture_output=True, env=environment(peer))
+            elif not path.exists():
+                convert(base, path, type=type.lower())
     return files
 
 
-def theirs(peer: Path, path: Path, threads: int, repeat: int) -> dict[str, float]:
-    """Tokens per second of llama-bench by test name."""
-    out = subprocess.run(
-        [str(peer / "llama-bench"), "-m", str(path), "-t", str(threads), "-p", str(PROMPT), "-n", str(TOKENS),
-         "-d", f"0,{DEPTH}", "-r", str(repeat), "-o", "json"],
-        check=True, capture_output=True, text=True, env=environment(peer),
-    ).stdout  # fmt: skip
-    speeds = {}
-    for line in json.loads(out):
-        name = f"pp{line['n_prompt']}" if line["n_prompt"] else f"tg{line['n_gen']}"
-        speeds[name + (f" @ d{line['n_depth']}" if line["n_depth"] else "")] = line["avg_ts"]
-        speeds["build"] = line["build_number"]
-    return speeds
+def rounding() -> str:
+    """What precision fast rounds on this machine."""
+    prompts = "prompts of block types and BF16 with activations rounded to bf16" if has_bf16_dot() else "prompts exact"
+    tokens = "single tokens with 15-bit activations for block types" if has_byte_dot() else "single tokens exact"
+    return f"{prompts}, {tokens}, all else exact"
+
+
+def has_instructions() -> list[str]:
+    """The extensions that decide which kernels run."""
+    return [name for name in ("avx2", "avx512f", "avx512bf16", "avx512vnni") if name in features()]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peer", type=Path, required=True, help="directory with llama-bench and llama-quantize")
+    parser.add_argument("--peer", type=Path, help="directory with llama-bench and llama-quantize")
     parser.add_argument("--models", type=Path, required=True, help="directory of the model files")
     parser.add_argument("--rounds", type=int, default=3, help="how often the two take turns")
     parser.add_argument("--repeat", type=int, default=2, help="samples of each in a turn")
@@ -132,10 +126,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     files = prepare(options.models, options.peer)
-    tests = [f"pp{PROMPT}", f"tg{TOKENS}", f"tg{TOKENS} @ d{DEPTH}"]
+    tests = names(PROMPT, TOKENS, DEPTH)
+    peer, theirs = choose(options.peer)
     lines = ["| model | weights | " + " | ".join(f"{t} ours | theirs | ratio" for t in tests) + " |"]
     lines.append("| --- | --- |" + " ---: | ---: | ---: |" * len(tests))
-    bandwidth, build = 0.0, ""
+    bandwidth = 0.0
     for model, types in TYPES.items():
         for type in types:
             if options.only and f"{model}.{type}" not in options.only:
@@ -151,12 +146,12 @@ def main() -> None:
                 type_v="f16",
             ) as m:
                 for _ in range(options.rounds):
-                    peers = theirs(options.peer, path, options.threads, options.repeat)
+                    peers = theirs(path, options.threads, PROMPT, TOKENS, DEPTH, options.repeat)
                     report = bench(m, (PROMPT,), (TOKENS,), (0, DEPTH), options.repeat)
                     ours = {r.test: r.tokens_per_second for r in report.results}
                     for t in tests:
                         speeds[t].append((ours[t], peers[t]))
-                    bandwidth, build = max(bandwidth, report.memory_bandwidth or 0.0), str(peers.get("build", ""))
+                    bandwidth = max(bandwidth, report.memory_bandwidth or 0.0)
             cells = []
             for t in tests:
                 a, b = (median(s[i] for s in speeds[t]) for i in (0, 1))
@@ -175,9 +170,10 @@ def main() -> None:
             "",
             f"{cpu_name()}, {options.threads} threads, {platform.system()} {platform.release()}, load average {load_average:.1f} at the end; "  # noqa: E501
             f"our kernels read memory at {bandwidth / 1e9:.1f} GB/s.",
-            f"Python {platform.python_version()}, {versions}; llama.cpp: native llama-bench, build {build}. "
-            f"{options.rounds} turns of {options.repeat} samples. f16 cache on both sides; ours: precision fast (prompts of block types and "  # noqa: E501
-            "BF16 with activations rounded to bf16; F32 exact; decoding exact for every type).",
+            f"Python {platform.python_version()}, {versions}; llama.cpp: {peer}. "
+            f"{options.rounds} turns of {options.repeat} samples. f16 cache on both sides; ours: precision fast "
+            f"({rounding()}). "
+            f"Instructions: {', '.join(has_instructions()) or 'none of AVX2 and AVX-512'}.",
             "",
         ]
     )
