@@ -208,3 +208,26 @@ def test_smollm2_reference(shared, models):
         assert np.abs(logits[-1] - ref["logits_last"]).max() <= bound
         assert np.abs(logits[0][:64] - ref["logits_pos0_first64"]).max() <= bound
         check_greedy(m, ref["ids"], ref["greedy"])
+
+
+@pytest.mark.parametrize("type", ["q8_0", "q4_0", "q5_1"])
+def test_fast_single_tokens_score_as_exact(trained, tmp_path, type):
+    """What fast may cost: 1e-3 of the mean nll, three of a hundred best tokens."""
+    import ckptkit
+
+    ckptkit.convert(trained / "gpt2_tiny.bin", tmp_path / "m.gguf", type=type)
+    ids = np.fromfile(trained / "gpt2_tiny_val.bin", np.uint16)[512 : 512 + 8 * 64 + 1].astype(np.int64)
+    found = {}
+    for precision in ("exact", "fast"):
+        with ckptkit.load(tmp_path / "m.gguf", precision=precision, threads=2) as m:
+            logits = []
+            for lo in range(0, 8 * 64, 64):
+                cache = m.new_cache()
+                logits += [m.forward([i], cache, logits="last") for i in ids[lo : lo + 64]]
+            z = np.array(logits, np.float64)
+            z -= z.max(1, keepdims=True)
+            found[precision] = z - np.log(np.exp(z).sum(1, keepdims=True))
+    exact, fast = found["exact"], found["fast"]
+    rows = np.arange(len(exact))
+    assert abs(exact[rows, ids[1:]].mean() - fast[rows, ids[1:]].mean()) <= 1e-3
+    assert (exact.argmax(1) == fast.argmax(1)).mean() >= 0.97
