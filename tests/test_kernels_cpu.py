@@ -163,14 +163,16 @@ def test_attention_of_sequences_that_grow(work, kinds, n_head, n_kv, head_dim, n
         np.testing.assert_allclose(out[i].reshape(n_head, head_dim), expected, rtol=0, atol=1e-5)
 
 
-def test_the_same_bits_for_any_number_of_threads():
-    t, _ = random_blocks(QType.Q4_0, (500, 512), 0.05)
+@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize("type", [QType.F32, QType.Q4_0, QType.Q6_K], ids=lambda t: t.name)
+def test_the_same_bits_for_any_number_of_threads(type, fast):
+    t, _ = random_blocks(type, (500, 512), 0.05)
     weight = k.place([t], None)
     x = np.random.default_rng(0).standard_normal((40, 512)).astype(np.float32)
     results = []
     for threads in (1, 2, 5):
         w = k.workspace(
-            threads=threads, fast=False, max_tokens=64, widest=512, head_dim=64, n_head=8, n_kv_head=2, context=64
+            threads=threads, fast=fast, max_tokens=64, widest=512, head_dim=64, n_head=8, n_kv_head=2, context=64
         )
         outs = [np.empty((n, 500), np.float32) for n in (1, 40)]
         for out in outs:
