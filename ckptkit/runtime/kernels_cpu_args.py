@@ -8,7 +8,8 @@ A weight is a group of parts whose rows are stacked (q|k|v, gate|up), each part 
 
 from __future__ import annotations
 
-from .simd import get_i64, inlined
+from .simd import inlined
+from .simd_memory import get_i64
 
 # Argument table: one line a slot.
 OUT, OUT_STRIDE = 0, 8  # f32 (n, n_rows); bytes between tokens

@@ -26,30 +26,9 @@ from .kernels_cpu_blocks import decode16
 from .kernels_cpu_cache import kernel
 from .kernels_cpu_matmat import PANEL, PANEL_STEP, VECTORS
 from .kernels_cpu_team import take
-from .simd import (
-    add,
-    fma,
-    get_f32,
-    get_i32,
-    get_i64,
-    inlined,
-    isplat,
-    lanes_from,
-    load_f32,
-    load_i32,
-    max16,
-    maximum,
-    mul,
-    put_f16,
-    put_f32,
-    put_i32,
-    splat,
-    store_f32,
-    sub,
-    sum16,
-    where_le,
-)
+from .simd import add, fma, inlined, isplat, lanes_from, max16, maximum, mul, splat, sub, sum16, where_le
 from .simd_exp import exp, exp1
+from .simd_memory import get_f32, get_i32, get_i64, load_f32, load_i32, put_f16, put_f32, put_i32, store_f32
 from .simd_tiles import dot_keys, tile
 
 OUT = 0  # f32 (n, n_head * head_dim)

@@ -24,28 +24,8 @@ from numba import types
 from numba.extending import overload
 
 from ..quant.types import BLOCKS, QType
-from .simd import (
-    fma,
-    get_f16,
-    get_i8,
-    get_u8,
-    get_u32,
-    iand,
-    inlined,
-    ior,
-    isplat,
-    lanes,
-    load_bf16,
-    load_f16,
-    load_f32,
-    load_i8,
-    load_u8,
-    mul,
-    shl,
-    shr,
-    small_to_f32,
-    splat,
-)
+from .simd import fma, iand, inlined, ior, isplat, lanes, mul, shl, shr, small_to_f32, splat
+from .simd_memory import get_f16, get_i8, get_u8, get_u32, load_bf16, load_f16, load_f32, load_i8, load_u8
 
 
 def decode16(t, block, j):

@@ -8,7 +8,8 @@ from .kernels_cpu_args import N_TOKENS, OUT, OUT_STRIDE, PARTS, POSITION_ROWS, P
 from .kernels_cpu_blocks import block_bytes, block_elements, decode16
 from .kernels_cpu_cache import kernel
 from .kernels_cpu_team import take
-from .simd import get_bf16, get_f16, get_f32, get_i32, get_i64, inlined, put_f32, store_bf16, store_f32
+from .simd import inlined
+from .simd_memory import get_bf16, get_f16, get_f32, get_i32, get_i64, put_f32, store_bf16, store_f32
 
 
 @inlined

@@ -40,10 +40,10 @@ from .simd import (
     f32,
     f32x16,
     features,
-    fetch_ahead,
     i64,
     void,
 )
+from .simd_memory import fetch_ahead
 
 AHEAD = 6144  # bytes of weights asked for before they are needed
 HIGH = 255  # a rounded activation is HIGH * high + low

@@ -46,21 +46,8 @@ from .kernels_cpu_lanes import ROWS as LANE_ROWS
 from .kernels_cpu_lanes_dot import find_block, lanes_decode
 from .kernels_cpu_norm import activate16, normalise, silu16
 from .kernels_cpu_team import take
-from .simd import (
-    LANES,
-    add,
-    get_f32,
-    get_i32,
-    get_i64,
-    has_avx512,
-    inlined,
-    load_f32,
-    mul,
-    put_f32,
-    splat,
-    store_bf16,
-    store_f32,
-)
+from .simd import LANES, add, has_avx512, inlined, mul, splat
+from .simd_memory import get_f32, get_i32, get_i64, load_f32, put_f32, store_bf16, store_f32
 from .simd_tiles import tile, transpose16
 
 VECTORS = 4 if has_avx512() else 1  # of a panel: what the registers hold beside ROWS_AT_ONCE rows

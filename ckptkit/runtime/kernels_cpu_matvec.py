@@ -36,26 +36,8 @@ from .kernels_cpu_lanes import ROWS
 from .kernels_cpu_lanes_dot import HIGH, find_block, lanes_dot, lanes_dot_bytes
 from .kernels_cpu_norm import activate16, normalise, silu16
 from .kernels_cpu_team import THREADS, take
-from .simd import (
-    add,
-    fma,
-    get_f32,
-    get_i32,
-    get_i64,
-    inlined,
-    load_f32,
-    max16,
-    maximum,
-    mul,
-    nearest,
-    prefetch,
-    put_f32,
-    splat,
-    store_f32,
-    store_i8,
-    sub,
-    sum16,
-)
+from .simd import add, fma, inlined, max16, maximum, mul, nearest, splat, sub, sum16
+from .simd_memory import get_f32, get_i32, get_i64, load_f32, prefetch, put_f32, store_f32, store_i8
 
 AHEAD = 4096  # bytes of weights asked for before they are needed
 LARGEST = 16384  # rows of a chunk

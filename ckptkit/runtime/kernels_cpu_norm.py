@@ -22,23 +22,9 @@ from .kernels_cpu_args import (
 )
 from .kernels_cpu_cache import kernel
 from .kernels_cpu_team import take
-from .simd import (
-    add,
-    div,
-    fma,
-    get_f32,
-    get_i64,
-    inlined,
-    load_f32,
-    maximum,
-    mul,
-    put_f32,
-    splat,
-    store_f32,
-    sub,
-    sum16,
-)
+from .simd import add, div, fma, inlined, maximum, mul, splat, sub, sum16
 from .simd_exp import exp
+from .simd_memory import get_f32, get_i64, load_f32, put_f32, store_f32
 
 
 @kernel

@@ -30,7 +30,7 @@ from numba import njit, types
 
 from ..errors import UnsupportedError
 from .kernels_cpu_cache import compiled, kernel
-from .simd import get_i64
+from .simd_memory import get_i64
 from .simd_threads import atomic_add, atomic_get, atomic_put, atomic_swap, call_kernel, spin_hint
 
 LINE = 64
