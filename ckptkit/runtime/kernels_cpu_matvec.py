@@ -39,7 +39,7 @@ from .kernels_cpu_team import THREADS, take
 from .simd import add, fma, inlined, max16, maximum, mul, nearest, splat, sub, sum16
 from .simd_memory import get_f32, get_i32, get_i64, load_f32, prefetch, put_f32, store_f32, store_i8
 
-AHEAD = 4096  # bytes of weights asked for before they are needed
+AHEAD = 256  # bytes of weights asked for before they are needed: what is far ahead the hardware asks for itself
 LARGEST = 16384  # rows of a chunk
 LEVELS = 127.0 * HIGH + 127.0  # the largest rounded activation
 SMALLEST = 1e-30  # activations that are all smaller count as zero: the inverse of their largest would overflow
