@@ -100,6 +100,7 @@ def straightforward(logits: np.ndarray, history: list[int], s: Sampling, rng: np
     penalise(z, history, s.repeat_penalty, s.repeat_last_n)
     ids = np.argsort(-z, kind="stable")
     ids = ids[: s.top_k] if s.top_k else ids
+    ids = ids[~np.isnan(z[ids])]
 
     def softmax(x: np.ndarray) -> np.ndarray:
         e = np.exp(x - x.max())

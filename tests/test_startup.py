@@ -34,7 +34,7 @@ def imported(*args: str | Path) -> set[str]:
 @pytest.mark.parametrize(
     ("source", "target", "kind", "formats", "compiler"),
     [
-        ("gguf/llama.gguf", "o.gguf", "q8_0", {"gguf"}, True),
+        ("trained/nx_ours_qwen.gguf", "o.gguf", "q8_0", {"gguf"}, True),
         ("gguf/llama.gguf", "o.gguf", "", {"gguf"}, False),
         ("llmc/gpt2_v3.bin", "o.gguf", "f16", {"gguf", "llmc"}, True),
     ],
