@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 MARK = "=== judged "  # on stderr, before what llama.cpp says about a file
+FIRST = "init: initializing"  # what it says first
 
 
 class Died(Exception):
@@ -41,6 +42,9 @@ def judged(paths: list[Path]) -> list[tuple[bool, str]]:
         done = _child("judge", {"n_ctx": 64}, paths[len(found) :])
         loaded = [a["loaded"] for a in _answers(done.stdout)]
         said = done.stderr.split(MARK)[1:]
+        # it writes from a thread of its own: a file's last lines may come after the next one's mark, before its first
+        late = [text.split(FIRST, 1)[0] if FIRST in text else "" for text in said[1:]]
+        said = [text + rest for text, rest in zip(said, [*late, ""], strict=True)]
         died = len(loaded) < len(paths) - len(found)
         assert not died or done.returncode, done.stderr
         found += zip([*loaded, *([False] if died else [])], said, strict=True)
