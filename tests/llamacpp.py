@@ -41,10 +41,10 @@ def judged(paths: list[Path]) -> list[tuple[bool, str]]:
     while len(found) < len(paths):  # a file that kills the process is refused; another child judges the rest
         done = _child("judge", {"n_ctx": 64}, paths[len(found) :])
         loaded = [a["loaded"] for a in _answers(done.stdout)]
-        said = done.stderr.split(MARK)[1:]
-        # it writes from a thread of its own: a file's last lines may come after the next one's mark, before its first
-        late = [text.split(FIRST, 1)[0] if FIRST in text else "" for text in said[1:]]
-        said = [text + rest for text, rest in zip(said, [*late, ""], strict=True)]
+        # it writes from a thread of its own, in order but late: its first words part the files, the marks count them
+        said = done.stderr.replace(MARK, "").split(FIRST)[1:]
+        if len(said) != done.stderr.count(MARK):
+            said = done.stderr.split(MARK)[1:]
         died = len(loaded) < len(paths) - len(found)
         assert not died or done.returncode, done.stderr
         found += zip([*loaded, *([False] if died else [])], said, strict=True)
