@@ -75,8 +75,8 @@ def plans(capability: tuple[int, int]) -> list[Any]:
     if capability >= (8, 0):  # its products need sm_80
         out += [Flash16(6, 2, 24, 32, 1, False, True), Flash16(6, 2, 64, 64, 2, True, True)]
         out += [
-            Deep(3, 6, 2, 24, 32, 1, False, True, True, 2, 2, dependent),
-            Deep(7, 28, 4, 128, 128, 2, True, True, False, 8, 3),
+            Deep(6, 2, 24, 32, 1, False, True, 3, True, 2, 2, dependent),
+            Deep(28, 4, 128, 128, 2, True, True, 7, False, 8, 3),
         ]
     out += [
         Decode(QType.Q4_K, 768, QType.BF16, 2),

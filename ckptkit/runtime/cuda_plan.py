@@ -101,10 +101,8 @@ def cut(type: QType, n_in: int, units: int, rows: int, processors: int) -> Cut:
 
 
 @dataclass(frozen=True)
-class Attention:
-    """Attention of single tokens over a short cache (kernels_cuda_attention.py)."""
-
-    MODULE: ClassVar[str] = "kernels_cuda_attention"
+class Heads:
+    """What every kernel of attention knows of its model and its cache."""
 
     n_head: int
     n_kv_head: int
@@ -113,6 +111,14 @@ class Attention:
     pairing: int  # 0 none, 1 adjacent, 2 halves
     half_k: bool
     half_v: bool
+
+
+@dataclass(frozen=True)
+class Attention(Heads):
+    """Attention of single tokens over a short cache (kernels_cuda_attention.py)."""
+
+    MODULE: ClassVar[str] = "kernels_cuda_attention"
+
     store: bool  # also store the token's own key and value (one token of a sequence at a time)
     threads: int = 512
     dependent: bool = False
@@ -129,19 +135,12 @@ def record_floats(width: int) -> int:
 
 
 @dataclass(frozen=True)
-class Deep:
+class Deep(Heads):
     """Attention of single tokens over a long cache, on the tensor cores (kernels_cuda_deep.py)."""
 
     MODULE: ClassVar[str] = "kernels_cuda_deep"
 
     heads: int  # query heads of a block, up to 8; they share a kv head
-    n_head: int
-    n_kv_head: int
-    head_dim: int
-    width: int
-    pairing: int
-    half_k: bool
-    half_v: bool
     store: bool
     warps: int
     stages: int
@@ -188,18 +187,11 @@ def deepest(plan: Deep, shared_bytes: int) -> Deep:
 
 
 @dataclass(frozen=True)
-class StoreKV:
+class StoreKV(Heads):
     """Rotates and stores keys and values of many tokens (kernels_cuda_store.py)."""
 
     MODULE: ClassVar[str] = "kernels_cuda_store"
 
-    n_head: int
-    n_kv_head: int
-    head_dim: int
-    width: int
-    pairing: int
-    half_k: bool
-    half_v: bool
     threads: int = 128
 
 
@@ -312,18 +304,11 @@ class Split:
 
 
 @dataclass(frozen=True)
-class Flash:
+class Flash(Heads):
     """Attention of many tokens (kernels_cuda_flash.py)."""
 
     MODULE: ClassVar[str] = "kernels_cuda_flash"
 
-    n_head: int
-    n_kv_head: int
-    head_dim: int
-    width: int
-    pairing: int
-    half_k: bool
-    half_v: bool
     threads: int = 256
 
     @property
@@ -345,18 +330,11 @@ class Finish:
 
 
 @dataclass(frozen=True)
-class Flash16:
+class Flash16(Heads):
     """Attention of many tokens on the tensor cores (kernels_cuda_flash16.py)."""
 
     MODULE: ClassVar[str] = "kernels_cuda_flash16"
 
-    n_head: int
-    n_kv_head: int
-    head_dim: int
-    width: int
-    pairing: int
-    half_k: bool
-    half_v: bool
     threads: int = 128
 
     @property

@@ -250,7 +250,7 @@ def attention(out, qkv, rope_table, pairing, k_cache_i, v_cache_i, batch):
     reach = min(work.reach, max(context, 1))
     if reach > work.deep_from and width <= 128 and gpu.card().capability >= (8, 0):
         heads = max(h for h in range(1, 9) if n_head // n_kv % h == 0)
-        plan = deepest(Deep(heads, *kind, n == 1, 1, 1, work.dependent), gpu.card().shared_bytes)
+        plan = deepest(Deep(*kind, heads, n == 1, 1, 1, work.dependent), gpu.card().shared_bytes)
         blocks = n_head // heads
         splits = max(min(gpu.card().processors // blocks, 64), 1)
         partial, counters = _attention_scratch(work, n, n_head, splits, width)
