@@ -23,10 +23,6 @@ from .gpu_shapes import random_blocks
 Array = np.ndarray[Any, Any]
 
 
-# nibbles become floats with up to 8 bits of the mantissa spent on a constant that is subtracted again
-LIMITS = dict.fromkeys((QType.Q4_0, QType.Q4_1, QType.Q4_K, QType.Q6_K), 5e-5)
-
-
 @dataclass(frozen=True)
 class Finding:
     """One comparison: the largest difference over the largest value, and what is allowed."""
@@ -137,7 +133,7 @@ def product(rng: np.random.Generator, type: QType, n_rows: int, n_in: int, kind:
     typical = float(np.linalg.norm(inner, axis=1).max() * np.linalg.norm(w, axis=1).max() / np.sqrt(n_in))
     want = reference_act(act, inner @ w.T + (0 if bias is None else bias)) + (y if act == "add" else 0)
     what = f"{type.name} {n_rows}x{n_in} n={n} {kind or '-'} {act or 'linear'}"
-    return compare(what, gpu.download(out), want, LIMITS.get(type, 3e-6), typical)
+    return compare(what, gpu.download(out), want, 3e-6, typical)
 
 
 def rotate(x: Array, angle: Array, pairing: str) -> Array:

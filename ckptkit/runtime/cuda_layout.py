@@ -13,10 +13,13 @@ the quants of a matrix form plane 0, read in 16-byte vectors, and the scales for
 | Q4_K      | 32                 | nibbles        | u8 scale, u8 min per 32   | f16 d, dmin per 256 |               |
 | Q6_K      | 32                 | low nibbles    | high 2 bits               | int8 scale per 16  | f16 d per 256  |
 
-Word q of a vector of nibbles holds weights 8q..8q+7, nibble e of weight e, rotated left by 15: turned right by 8 r
-bits it shows weight 2r at bits 15-18 and weight 2r+1 at bits 19-22, in the mantissa of a float32, where one
-instruction makes a number of it. Low nibbles of Q6_K lie the same way; word h of its high bits holds weights
-16h..16h+15, two bits each, rotated left by 19.
+Word q of a vector of nibbles holds weights 8q..8q+7, nibble e of weight e. Low nibbles of Q6_K lie the same way; word h
+of its high bits holds two bits of weights 16h..16h+15: those of weight e of the first eight at bits 4e + 4, just above
+its nibble, those of the second eight at bits 4e + 6, all modulo 32.
+
+A nibble is a number where it lies: bits 4e.. of a word whose other bits are masked away are the float32 u 2^(4e - 149),
+subnormal and exact, which the card multiplies as fast as any other. SCALED activations are staged multiplied by what
+makes products of all of them alike, 2^-64 of their value: 2^(85 - 4 (e % 4)) leaves room for activations up to 2^42.
 """
 
 from __future__ import annotations
@@ -38,16 +41,15 @@ class Plane:
 class Layout:
     """`values` weights in one 16-byte vector of plane 0, which comes first in `planes`.
 
-    `registers` hold a vector and its scales. Activations meet it multiplied by factors[e % 4]. `sums` says what is
-    kept for every 32 activations: "offset": (sum of the multiplied + 8 sum, sum), "pair": (sum of the multiplied,
-    sum), "halves": 288 sum of each 16.
+    `registers` hold a vector and its scales. Activations meet it multiplied by factors[e % 4], which makes the product
+    `scale` of its value; where that is not 1, the sum of every 16 activations, in the same scale, is kept beside them.
     """
 
     values: int
     planes: tuple[Plane, ...]
     registers: int = 4
     factors: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0)
-    sums: str = ""
+    scale: float = 1.0
 
     def vectors(self, n_in: int) -> int:
         """16-byte vectors of a row; the last one is filled up with zeros."""
@@ -67,15 +69,14 @@ class Layout:
         return out, at
 
 
-NIBBLES = (256.0, 16.0, 256.0, 16.0)
-SIXBITS = (256.0, 256.0, 256.0, 256.0)
+SCALED = (2.0**85, 2.0**81, 2.0**77, 2.0**73), 2.0**-64
 LAYOUTS: dict[QType, Layout] = {
     QType.F32: Layout(4, (Plane(16, 4),)),
     QType.F16: Layout(8, (Plane(16, 8),)),
     QType.BF16: Layout(8, (Plane(16, 8),)),
     QType.Q8_0: Layout(16, (Plane(16, 16), Plane(2, 32)), 5),
-    QType.Q4_0: Layout(32, (Plane(16, 32), Plane(2, 32)), 5, NIBBLES, "offset"),
-    QType.Q4_1: Layout(32, (Plane(16, 32), Plane(4, 32)), 5, NIBBLES, "pair"),
-    QType.Q4_K: Layout(32, (Plane(16, 32), Plane(2, 32), Plane(4, 256)), 6, NIBBLES, "pair"),
-    QType.Q6_K: Layout(32, (Plane(16, 32), Plane(8, 32), Plane(2, 32), Plane(2, 256)), 8, SIXBITS, "halves"),
+    QType.Q4_0: Layout(32, (Plane(16, 32), Plane(2, 32)), 5, *SCALED),
+    QType.Q4_1: Layout(32, (Plane(16, 32), Plane(4, 32)), 5, *SCALED),
+    QType.Q4_K: Layout(32, (Plane(16, 32), Plane(2, 32), Plane(4, 256)), 6, *SCALED),
+    QType.Q6_K: Layout(32, (Plane(16, 32), Plane(8, 32), Plane(2, 32), Plane(2, 256)), 8, *SCALED),
 }

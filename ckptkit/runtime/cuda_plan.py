@@ -47,7 +47,7 @@ class Matvec:
         vectors = self.chunks * self.unroll * self.segments * self.lanes
         planes = values // 4
         stride = self.lanes + (planes > 1)
-        sums = vectors * values // 32 * 8 if LAYOUTS[self.type].sums else 0
+        sums = vectors * values // 16 * 4 if LAYOUTS[self.type].scale != 1 else 0
         return vectors // self.lanes * planes * stride * 16 + sums
 
     def shared_bytes(self, units: int, blocks: int) -> int:

@@ -29,7 +29,7 @@ from .cuda_ptx import (
 )
 from .kernels_cuda_dot import signed_byte
 from .kernels_cuda_embed import pitches
-from .kernels_cuda_value import round_bf16, store_as, value_of
+from .kernels_cuda_value import high_at, round_bf16, store_as, value_of
 
 device = cuda.jit(device=True)
 ARGUMENTS = (u64,) * 6
@@ -60,7 +60,7 @@ def eight_of(type: QType):
 
     @device
     def nibbles(out, p0, g):
-        word = rotate_right(load_u32(p0 + u64(g) * u64(4)), u32(15))
+        word = load_u32(p0 + u64(g) * u64(4))
         for e in range(8):
             out[e] = f32(i32((word >> u32(4 * e)) & u32(15)))
 
@@ -89,10 +89,10 @@ def eight_of(type: QType):
     @device
     def q6_k(out, p0, p1, p2, p3, g):
         scale = f16_f32(load_u16(p3 + u64(g >> i32(5)) * u64(2))) * signed_byte(load_u8(p2 + u64(g >> i32(1))))
-        low = rotate_right(load_u32(p0 + u64(g) * u64(4)), u32(15))
-        high = rotate_right(load_u32(p1 + u64(g >> i32(1)) * u64(4)), u32(19)) >> u32((g & i32(1)) * i32(16))
+        low = load_u32(p0 + u64(g) * u64(4))
+        high = rotate_right(load_u32(p1 + u64(g >> i32(1)) * u64(4)), high_at(g * i32(8)))
         for e in range(8):
-            q = ((low >> u32(4 * e)) & u32(15)) | (((high >> u32(2 * e)) & u32(3)) << u32(4))
+            q = ((low >> u32(4 * e)) & u32(15)) | (((high >> u32(4 * e)) & u32(3)) << u32(4))
             out[e] = scale * f32(i32(q) - i32(32))
 
     return {

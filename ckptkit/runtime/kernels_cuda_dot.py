@@ -1,9 +1,8 @@
 """One 16-byte vector of weights times float32 activations in shared memory, for every type (layouts: cuda_layout.py).
 
-For each type: how many registers a vector takes with its scales, how to load them, how to multiply them. Integers
-become floats without conversion instructions: bits put into the mantissa of 1.0 give 1 + u / 2^k; the activations
-were multiplied by 2^k when they were staged, and the sum of the staged activations, kept beside them, takes the 1
-away again.
+For each type: how to load a vector with its scales into registers, how to multiply them. Small integers are numbers
+without being converted: masked where they lie they are subnormal floats, u 2^k, and the activations that they meet
+were staged with what makes up for the power of two.
 """
 
 # mypy: ignore-errors
@@ -78,35 +77,21 @@ def loader(type: QType):
 
 
 @device
-def nibbles8(w, a, b, acc):
-    """Eight nibbles of one word times eight staged activations, each nibble u read as 1 + u / its factor."""
-    low, high, one, turn = u32(0x00078000), u32(0x00780000), u32(0x3F800000), u32(8)
-    acc += bits_f32(and_or(w, low, one)) * a[0]
-    acc += bits_f32(and_or(w, high, one)) * a[1]
-    w = rotate_right(w, turn)
-    acc += bits_f32(and_or(w, low, one)) * a[2]
-    acc += bits_f32(and_or(w, high, one)) * a[3]
-    w = rotate_right(w, turn)
-    acc += bits_f32(and_or(w, low, one)) * b[0]
-    acc += bits_f32(and_or(w, high, one)) * b[1]
-    w = rotate_right(w, turn)
-    acc += bits_f32(and_or(w, low, one)) * b[2]
-    acc += bits_f32(and_or(w, high, one)) * b[3]
-    return acc
+def nibbles4(w, x, acc):
+    """Four nibbles from bit 0 on times staged activations."""
+    acc += bits_f32(w & u32(0xF)) * x[0]
+    acc += bits_f32(w & u32(0xF0)) * x[1]
+    acc += bits_f32(w & u32(0xF00)) * x[2]
+    return acc + bits_f32(w & u32(0xF000)) * x[3]
 
 
 @device
 def sixbits4(w, h, x, acc):
-    """Four 6-bit weights, low nibbles in w and high bits in h turned to the first of them, times staged activations."""
-    low, high, one = u32(0x00078000), u32(0x00180000), u32(0x3F800000)
-    acc += bits_f32(and_or(h, high, and_or(w, low, one))) * x[0]
-    w, h = rotate_right(w, u32(4)), rotate_right(h, u32(2))
-    acc += bits_f32(and_or(h, high, and_or(w, low, one))) * x[1]
-    w, h = rotate_right(w, u32(4)), rotate_right(h, u32(2))
-    acc += bits_f32(and_or(h, high, and_or(w, low, one))) * x[2]
-    w, h = rotate_right(w, u32(4)), rotate_right(h, u32(2))
-    acc += bits_f32(and_or(h, high, and_or(w, low, one))) * x[3]
-    return acc
+    """Four 6-bit weights, nibbles in w from bit 0 on and high bits in h from bit 4 on, times staged activations."""
+    acc += bits_f32(and_or(h, u32(0x30), w & u32(0xF))) * x[0]
+    acc += bits_f32(and_or(h, u32(0x300), w & u32(0xF0))) * x[1]
+    acc += bits_f32(and_or(h, u32(0x3000), w & u32(0xF00))) * x[2]
+    return acc + bits_f32(and_or(h, u32(0x30000), w & u32(0xF000))) * x[3]
 
 
 @device
@@ -116,9 +101,9 @@ def signed_byte(b):
 
 
 def multiplier(type: QType):
-    """dot(r, at, x, step, s, acc): acc + the vector in registers r[at:] times the activations.
+    """dot(r, at, x, step, s, acc): acc + the vector in registers r[at:] times the activations, in its layout's scale.
 
-    The float4 of activations p lies at shared address x + p * step; the sums of this vector's 32 lie at s.
+    The float4 of activations p lies at shared address x + p * step; the sums of this vector's two 16 lie at s.
     """
 
     @device
@@ -178,45 +163,45 @@ def multiplier(type: QType):
 
     @device
     def nibbles32(r, at, x, step):
-        t = nibbles8(r[at], shared_f32x4(x), shared_f32x4(x + step), f32(0))
-        t = nibbles8(r[at + 1], shared_f32x4(x + step * u32(2)), shared_f32x4(x + step * u32(3)), t)
-        t = nibbles8(r[at + 2], shared_f32x4(x + step * u32(4)), shared_f32x4(x + step * u32(5)), t)
-        return nibbles8(r[at + 3], shared_f32x4(x + step * u32(6)), shared_f32x4(x + step * u32(7)), t)
+        t, half = f32(0), u32(16)
+        for j in range(4):
+            t = nibbles4(r[at + j], shared_f32x4(x + step * u32(2 * j)), t)
+            t = nibbles4(r[at + j] >> half, shared_f32x4(x + step * u32(2 * j + 1)), t)
+        return t
+
+    @device
+    def sum32(s):
+        halves = shared_f32x2(s)
+        return halves[0] + halves[1]
 
     @device
     def dot_q4_0(r, at, x, step, s, acc):
-        return acc + f16_f32(u16(r[at + 4])) * (nibbles32(r, at, x, step) - shared_f32x2(s)[0])
+        return acc + f16_f32(u16(r[at + 4])) * (nibbles32(r, at, x, step) - f32(8) * sum32(s))
 
     @device
     def dot_q4_1(r, at, x, step, s, acc):
-        sums = shared_f32x2(s)
-        return acc + low_f16(r[at + 4]) * (nibbles32(r, at, x, step) - sums[0]) + high_f16(r[at + 4]) * sums[1]
+        return acc + low_f16(r[at + 4]) * nibbles32(r, at, x, step) + high_f16(r[at + 4]) * sum32(s)
 
     @device
     def dot_q4_k(r, at, x, step, s, acc):
-        sums = shared_f32x2(s)
         scale = low_f16(r[at + 5]) * f32(i32(r[at + 4] & u32(255)))
         least = high_f16(r[at + 5]) * f32(i32(r[at + 4] >> u32(8)))
-        return acc + scale * (nibbles32(r, at, x, step) - sums[0]) - least * sums[1]
+        return acc + scale * nibbles32(r, at, x, step) - least * sum32(s)
+
+    @device
+    def sixbits16(w, v, h, x, step):
+        t = sixbits4(w, h, shared_f32x4(x), f32(0))
+        t = sixbits4(w >> u32(16), rotate_right(h, u32(16)), shared_f32x4(x + step), t)
+        t = sixbits4(v, rotate_right(h, u32(2)), shared_f32x4(x + step * u32(2)), t)
+        return sixbits4(v >> u32(16), rotate_right(h, u32(18)), shared_f32x4(x + step * u32(3)), t)
 
     @device
     def dot_q6_k(r, at, x, step, s, acc):
         sums = shared_f32x2(s)
-        h, w = r[at + 4], r[at]
-        t = sixbits4(w, h, shared_f32x4(x), f32(0))
-        t = sixbits4(rotate_right(w, u32(16)), rotate_right(h, u32(8)), shared_f32x4(x + step), t)
-        w = r[at + 1]
-        t = sixbits4(w, rotate_right(h, u32(16)), shared_f32x4(x + step * u32(2)), t)
-        t = sixbits4(rotate_right(w, u32(16)), rotate_right(h, u32(24)), shared_f32x4(x + step * u32(3)), t)
-        h, w = r[at + 5], r[at + 2]
-        u = sixbits4(w, h, shared_f32x4(x + step * u32(4)), f32(0))
-        u = sixbits4(rotate_right(w, u32(16)), rotate_right(h, u32(8)), shared_f32x4(x + step * u32(5)), u)
-        w = r[at + 3]
-        u = sixbits4(w, rotate_right(h, u32(16)), shared_f32x4(x + step * u32(6)), u)
-        u = sixbits4(rotate_right(w, u32(16)), rotate_right(h, u32(24)), shared_f32x4(x + step * u32(7)), u)
+        t = sixbits16(r[at], r[at + 1], r[at + 4], x, step) - f32(32) * sums[0]
+        u = sixbits16(r[at + 2], r[at + 3], r[at + 5], x + step * u32(4), step) - f32(32) * sums[1]
         d = f16_f32(u16(r[at + 7]))
-        first, second = signed_byte(r[at + 6] & u32(255)), signed_byte(r[at + 6] >> u32(8))
-        return acc + d * (first * (t - sums[0]) + second * (u - sums[1]))
+        return acc + d * (signed_byte(r[at + 6] & u32(255)) * t + signed_byte(r[at + 6] >> u32(8)) * u)
 
     return {
         QType.F32: dot_f32, QType.F16: dot_f16, QType.BF16: dot_bf16, QType.Q8_0: dot_q8_0,

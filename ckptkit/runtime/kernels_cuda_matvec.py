@@ -21,7 +21,7 @@ from .cuda_ptx import (
     load_f32,
     load_f32x4,
     load_i32,
-    put_shared_f32x2,
+    put_shared_f32,
     put_shared_f32x4,
     shared_address,
     start_next,
@@ -90,10 +90,8 @@ def kernel(p: Matvec):
     NORM, ACT, ADD, PICKED, DEPENDENT, EARLY = p.norm, p.act, p.add, p.picked, p.dependent, p.early
     LAYER, NORMED = NORM == "layer", NORM != ""
     F0, F1, F2, F3 = layout.factors
-    KEEP = layout.sums
+    SCALE, RESTORE, HAS_SUMS = layout.scale, 1 / layout.scale, layout.scale != 1
     TURNS = (STAGED + THREADS - 1) // THREADS
-    HALVES, OFFSET = KEEP == "halves", KEEP == "offset"
-    HAS_SUMS = KEEP != ""
     load, multiply = loader(p.type), multiplier(p.type)
     HALF_LANES = LANES // 2
     AT_ONCE = min(TURNS, 8)
@@ -125,22 +123,15 @@ def kernel(p: Matvec):
 
     @device
     def put(base, i, a, b, c, d):
-        """Float4 i of what the weights are multiplied with, and the sums that its type needs."""
+        """Float4 i of what the weights are multiplied with, and the sums that their type needs."""
         if i < i32(STAGED):
             put_shared_f32x4(base + place_of(i), a * f32(F0), b * f32(F1), c * f32(F2), d * f32(F3))
-        if HAS_SUMS:  # eight threads hold the activations of a block of 32
-            plain = a + b + c + d
-            staged = f32(288) * plain if HALVES else a * f32(F0) + b * f32(F1) + c * f32(F2) + d * f32(F3)
-            for e in range(3):
-                if e == 2 and HALVES:
-                    plain = cuda.shfl_xor_sync(0xFFFFFFFF, staged, 4)
-                else:
-                    plain += cuda.shfl_xor_sync(0xFFFFFFFF, plain, 1 << e)
-                    staged += cuda.shfl_xor_sync(0xFFFFFFFF, staged, 1 << e)
-            if OFFSET:
-                staged += f32(8) * plain
-            if i % i32(8) == 0 and i < i32(STAGED):
-                put_shared_f32x2(base + u32(SUMS_AT) + u32(i), staged, plain)
+        if HAS_SUMS:  # four threads hold sixteen activations
+            total = (a + b + c + d) * f32(SCALE)
+            total += cuda.shfl_xor_sync(0xFFFFFFFF, total, 1)
+            total += cuda.shfl_xor_sync(0xFFFFFFFF, total, 2)
+            if i % i32(4) == 0 and i < i32(STAGED):
+                put_shared_f32(base + u32(SUMS_AT) + u32(i), total)
 
     @device
     def stage_plain(x, base, tid, values):
@@ -292,7 +283,7 @@ def kernel(p: Matvec):
                     acc += cuda.shfl_xor_sync(0xFFFFFFFF, acc, width)
                     width //= 2
                 if lane == 0 and done < tasks:
-                    shared[i32(PART_AT) + done] = acc
+                    shared[i32(PART_AT) + done] = acc * f32(RESTORE)
                 acc = f32(0)
         if DEPENDENT and not EARLY:
             start_next()

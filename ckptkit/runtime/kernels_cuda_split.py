@@ -9,7 +9,7 @@ from numba import cuda
 
 from ..quant.types import BLOCKS, QType
 from .cuda_plan import Split
-from .cuda_ptx import i32, load_u8, load_u16, rotate_right, store_u16, store_u32, u16, u32, u64
+from .cuda_ptx import i32, load_u8, load_u16, store_u16, store_u32, u16, u32, u64
 
 device = cuda.jit(device=True)
 ARGUMENTS = (u64,) * 5 + (i32,)
@@ -21,7 +21,7 @@ def nibble_word(p, shift):
     word = u32(0)
     for e in range(8):
         word |= ((load_u8(p + u64(e)) >> shift) & u32(15)) << u32(4 * e)
-    return rotate_right(word, u32(17))
+    return word
 
 
 def splitter(type: QType):
@@ -75,9 +75,11 @@ def splitter(type: QType):
         if q < 2:
             high = p + u64(128) + u64(half * i32(32) + q * i32(16))
             w = u32(0)
-            for e in range(16):
-                w |= ((load_u8(high + u64(e)) >> u32(part * i32(2))) & u32(3)) << u32(2 * e)
-            store_u32(p1 + (block * u64(16) + u64(s * i32(2) + q)) * u64(4), rotate_right(w, u32(13)))
+            for e in range(8):
+                for second in range(2):
+                    bits = (load_u8(high + u64(8 * second + e)) >> u32(part * i32(2))) & u32(3)
+                    w |= bits << u32((4 * e + 2 * second + 4) % 32)
+            store_u32(p1 + (block * u64(16) + u64(s * i32(2) + q)) * u64(4), w)
         if word < 8:
             store_u16(p2 + (block * u64(8) + u64(word)) * u64(2), load_u16(p + u64(192) + u64(word) * u64(2)))
         if word == 0:

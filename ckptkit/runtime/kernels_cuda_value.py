@@ -32,13 +32,19 @@ from .cuda_ptx import (
 device = cuda.jit(device=True)
 
 
+@device
+def high_at(k):
+    """Where the two high bits of weight k of a Q6_K row lie in their word of plane 1."""
+    return u32(((k & i32(7)) * i32(4) + ((k >> i32(3)) & i32(1)) * i32(2) + i32(4)) & i32(31))
+
+
 def value_of(type: QType):
     """value(p0, p1, p2, p3, k): weight k of the row whose planes begin at p0..p3."""
 
     @device
     def nibble(p0, k):
         word = load_u32(p0 + u64(k >> i32(3)) * u64(4))
-        return rotate_right(word, u32((i32(15) + (k & i32(7)) * i32(4)) & i32(31))) & u32(15)
+        return (word >> u32((k & i32(7)) * i32(4))) & u32(15)
 
     @device
     def f32_value(p0, p1, p2, p3, k):
@@ -75,7 +81,7 @@ def value_of(type: QType):
     @device
     def q6_k_value(p0, p1, p2, p3, k):
         high = load_u32(p1 + u64(k >> i32(4)) * u64(4))
-        high = rotate_right(high, u32((i32(19) + (k & i32(15)) * i32(2)) & i32(31))) & u32(3)
+        high = rotate_right(high, high_at(k)) & u32(3)
         q = i32(nibble(p0, k) | (high << u32(4))) - i32(32)
         scale = i32(load_u8(p2 + u64(k >> i32(4))) ^ u32(0x80)) - i32(128)
         return f16_f32(load_u16(p3 + u64(k >> i32(8)) * u64(2))) * f32(scale) * f32(q)
