@@ -44,7 +44,7 @@ def main() -> int:
     parser.add_argument("--deep", action="store_true", help="decode after 8,192 positions")
     parser.add_argument("--fast", action="store_true", help="with --forward: the fast precision")
     parser.add_argument("--trained", default="", help="files and folders of trained models, comma-separated")
-    parser.add_argument("--text", default="", help="MODEL.gguf,TEXT to score in both precisions")
+    parser.add_argument("--text", default="", help="MODEL.gguf,TEXT[,TYPE...] to score in both precisions")
     parser.add_argument("--tune", default="", help="time ways to cut products up: 7B,0.5B,GPT-2")
     parser.add_argument(
         "--models", default="", help="only shapes and types that contain one of these words, comma-separated"
@@ -77,7 +77,8 @@ def main() -> int:
     if args.trained:
         good &= gpu_trained.same_tokens(say, [Path(p) for p in args.trained.split(",")])
     if args.text:
-        good &= gpu_trained.precisions(say, *(Path(p) for p in args.text.split(",")))
+        path, text, *types = args.text.split(",")
+        good &= gpu_trained.precisions(say, Path(path), Path(text), types or gpu_trained.TYPES)
     if args.tune:
         gpu_tune.run(say, args.tune.split(","))
     return 0 if good else 1

@@ -167,10 +167,10 @@ def sampled_ids(files: Files) -> None:
                 )
 
 
-def perplexity(more: Any, files: Files) -> None:
-    """100 windows of 512 ids, all scored, beside the rate of a prompt of 2,048; `more` models are not written out."""
+def perplexity(models: Any, files: Files) -> None:
+    """100 windows of 512 ids, all scored, beside the rate of a prompt of 2,048; big models are not written out."""
     shard, options = files.shard(100 * 512 + 1), score.PplOptions(mode="full", n_ctx=512, chunks=100)
-    for shape, type in (MODELS[0], MODELS[2], *more):
+    for shape, type in models:
         fast, nll = 0.0, []
         for precision in ("fast", "exact"):
             with runtime.load(random_model(CONFIGS[shape], type), "cuda", precision, context=1024) as model:
@@ -190,7 +190,7 @@ def perplexity(more: Any, files: Files) -> None:
                 f"  {shape} {type.name} {precision}: {rate:,.0f} tok/s, {rate / prefill:.2f} of the prefill's "
                 f"{prefill:,.0f} without its logits; {rate / fast:.2f} of fast; mean nll {nll[-1]:.6f}"
             )
-        if (shape, type) in more:
+        if (shape, type) in BIG:
             continue
         times = {}
         for chunks in (4, 100):
@@ -318,16 +318,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="items whose names contain one of these words, comma-separated")
     parser.add_argument("--big", action="store_true", help="with Qwen2-7B (15 GB of disk)")
+    parser.add_argument("--models", default="", help="only shapes and types that contain one of these words")
     parser.add_argument("-n", type=int, default=256, help="tokens to generate")
     args = parser.parse_args()
     for line in machine():
         say(line)
-    models = MODELS + (BIG[:1] if args.big else ())
+    chosen = [w for w in args.models.split(",") if w] or [""]
+    models = [m for m in MODELS + (BIG if args.big else ()) if any(w in f"{m[0]} {m[1].name}" for w in chosen)]
     items: dict[str, Callable[[Files], None]] = {
         "starts": starts,
         "generating": partial(generating, models, args.n),
         "sampled_ids": sampled_ids,
-        "perplexity": partial(perplexity, BIG if args.big else ()),
+        "perplexity": partial(perplexity, models),
         "bench": bench,
         "batches": batches,
         "interrupted": interrupted,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,11 +75,13 @@ def scored(model: Any, windows: Any) -> tuple[Any, Any]:
     return np.concatenate(nll), np.concatenate(first)
 
 
-def precisions(say: Callable[[str], Any], path: Path, text: Path, n_windows: int = 20, n_ctx: int = 512) -> bool:
-    """exact and fast on a text, for the file's weights converted to every type; True if fast keeps its limits."""
+def precisions(
+    say: Callable[[str], Any], path: Path, text: Path, types: Sequence[str], n_windows: int = 20, n_ctx: int = 512
+) -> bool:
+    """exact and fast on a text, for the file's weights converted to each type; True if fast keeps its limits."""
     good = True
     with tempfile.TemporaryDirectory() as folder:
-        for type in TYPES:
+        for type in types:
             file = Path(folder) / f"{type}.gguf"
             convert(str(path), str(file), type=type)
             ck = formats.open(file)
