@@ -197,7 +197,9 @@ def leave_out(ck: Checkpoint, names: Collection[str], drop: Collection[str], tar
         raise LossyError(
             f"{len(lost)} tensors have no place in {target}",
             path=ck.source.paths[0], got=f"{_some(lost)}: {nbytes:,} bytes",
-            hint="pass --drop NAME for each to leave them out (mtp.{j}.weight, say, drops all of its kind)",
+            hint="pass --mtp drop to leave the extra prediction heads out"
+            if all(template(n) in MTP for n in lost)
+            else "pass --drop NAME for each to leave them out (blk.{i}.attn_q.bias, say, drops all of its kind)",
         )  # fmt: skip
     return [f"left out {_some(list(names))} (no place in {target})"] if names else []
 

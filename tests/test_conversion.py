@@ -80,6 +80,9 @@ def test_mtp_drop_leaves_them_out_and_says_so(nanoeuler: Path, tmp_path: Path) -
     report = ckptkit.convert(nanoeuler, tmp_path / "out.gguf", mtp="drop")
     assert [p.name for p in report.paths] == ["out.gguf"]
     assert any("2 extra prediction heads" in line for line in report.done)
+    with pytest.raises(LossyError, match="no place") as e:
+        ckptkit.convert(nanoeuler, tmp_path / "out")  # a directory has no place for them, nor anything beside it
+    assert "--mtp drop" in str(e.value.hint)
 
 
 def test_nanoeuler_as_qwen2_is_permuted_and_gives_the_same_logits(nanoeuler: Path, tmp_path: Path) -> None:
