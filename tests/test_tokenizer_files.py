@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from struct import pack
 from typing import Any
@@ -12,6 +13,8 @@ import pytest
 from smollm import SMOLLM
 from vocab_files import arguments, byte_bpe, gguf_keys, vectors
 
+import ckptkit
+from ckptkit import formats
 from ckptkit.errors import CkptError, FormatError, UnsupportedError
 from ckptkit.formats import gguf_tokenizer, hf_tokenizer, llama2c_tokenizer, llmc_tokenizer
 from ckptkit.tokenizer import ByteBPE, Strings, Tokenizer, TokenType
@@ -314,6 +317,19 @@ def test_nanoeuler_and_characters_come_back_from_hugging_face_form(shared: Path,
         again = hf_tokenizer.read(tmp_path)
         assert again is not None
         assert (again.kind, again.bos, again.encode(text)) == (ours.kind, ours.bos, ours.encode(text))
+
+
+def test_a_vocabulary_alone_becomes_a_directory_that_is_read(shared: Path, tmp_path: Path) -> None:
+    path = shared / "vocab" / "ggml-vocab-llama-spm.gguf"
+    ckptkit.convert(path, tmp_path / "out")
+    with formats.open(path) as a, formats.open(tmp_path / "out") as b:
+        assert not b.tensors
+        assert replace(b.config, rope_pairing="") == a.config
+        assert b.tokenizer is not None
+        assert a.tokenizer is not None
+        assert b.tokenizer.encode("a b\n") == a.tokenizer.encode("a b\n")
+    with pytest.raises(CkptError, match="missing"):
+        ckptkit.load(tmp_path / "out")
 
 
 def test_vocab_json_and_merges_txt(shared: Path, tmp_path: Path) -> None:

@@ -191,12 +191,12 @@ def _read(path: Path, files: _Files, options: ReadOptions) -> Checkpoint:
     if config.tied_output and "lm_head.weight" in present:
         del present["lm_head.weight"]
         notes.append("left out lm_head.weight: the config says that the embedding is used, as transformers does")
-    elif not config.tied_output and "lm_head.weight" not in present:
+    elif present and not config.tied_output and "lm_head.weight" not in present:
         raise FormatError(
             "lm_head.weight is missing, and the config says that it is not the embedding", path=files.main, offset=0,
             expected="lm_head.weight, or tie_word_embeddings true", got="neither",
         )  # fmt: skip
-    tensors = _arranged(files.main, layout, config, present)
+    tensors = _arranged(files.main, layout, config, present) if present else {}  # none: a vocabulary alone
     paths = [files.main, *(f.path for f in files.open if f.path != files.main), *([config_path] if config_path else [])]
     given = (TOKENIZER, TOKENIZER_CONFIG) if options.tokenizer else ()  # another takes the place of the file's own
     stated = {k: v for k, v in files.metadata.items() if k not in given}
@@ -232,7 +232,7 @@ def _foreign(files: _Files, arch: str, notes: list[str]) -> Checkpoint:
 
 
 def _check_layers(path: Path, config: Config, tensors: Mapping[str, Tensor]) -> None:
-    if config.n_layer > len(tensors):
+    if config.n_layer > len(tensors) > 0:
         raise FormatError(
             "more layers than tensors", path=path, offset=0, at="config", expected=f"at most {len(tensors)}",
             got=f"{config.n_layer:,}",
