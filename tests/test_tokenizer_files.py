@@ -16,7 +16,7 @@ from vocab_files import arguments, byte_bpe, gguf_keys, vectors
 import ckptkit
 from ckptkit import formats
 from ckptkit.errors import CkptError, FormatError, UnsupportedError
-from ckptkit.formats import gguf_tokenizer, hf_tokenizer, llama2c_tokenizer, llmc_tokenizer
+from ckptkit.formats import gguf_tokenizer, hf_tokenizer, hf_tokenizer_write, llama2c_tokenizer, llmc_tokenizer
 from ckptkit.tokenizer import ByteBPE, Strings, Tokenizer, TokenType
 from ckptkit.tokenizer.byte_alphabet import ORDER
 from ckptkit.tokenizer.chars import CharTokenizer
@@ -317,6 +317,16 @@ def test_nanoeuler_and_characters_come_back_from_hugging_face_form(shared: Path,
         again = hf_tokenizer.read(tmp_path)
         assert again is not None
         assert (again.kind, again.bos, again.encode(text)) == (ours.kind, ours.bos, ours.encode(text))
+
+
+def test_roles_without_a_token_are_written_as_null(trained: Path) -> None:
+    """Or a class of transformers takes its own <|endoftext|> for them and gives it the id after the last row."""
+    tokenizer = CharTokenizer.from_bytes((trained / "nx_ours_qwen_vocab.bin").read_bytes())
+    found = json.loads(hf_tokenizer_write.tokenizer_config(tokenizer))
+    assert [found[f"{role}_token"] for role in ("bos", "eos", "unk", "pad")] == [None] * 4
+    tokenizer = llmc_tokenizer.read(trained / "gpt2_tiny_tokenizer.bin")
+    found = json.loads(hf_tokenizer_write.tokenizer_config(tokenizer))
+    assert [found[f"{role}_token"] for role in ("bos", "eos", "unk", "pad")] == ["<|endoftext|>"] * 2 + [None] * 2
 
 
 def test_a_vocabulary_alone_becomes_a_directory_that_is_read(shared: Path, tmp_path: Path) -> None:

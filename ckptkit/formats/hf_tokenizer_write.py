@@ -27,6 +27,8 @@ ROLES = {
     "bos": "bos_token", "eos": "eos_token", "unk": "unk_token", "pad": "pad_token", "sep": "sep_token",
     "mask": "mask_token",
 }  # fmt: skip
+# null where there is none: a tokenizer class of transformers has its own default, and adds that to the vocabulary
+STATED = ("bos_token", "eos_token", "unk_token", "pad_token")
 NANOEULER = "ckptkit_nanoeuler_merges"  # key of tokenizer_config.json: ids of both sides of each merge, in turn
 CHARS = "ckptkit_chars"  # key of tokenizer_config.json: one token for each character
 BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
@@ -60,6 +62,7 @@ def tokenizer_config(tokenizer: Tokenizer) -> str:
     """The text of tokenizer_config.json."""
     found: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     found |= {"add_bos_token": tokenizer.add_bos, "add_eos_token": tokenizer.add_eos}
+    found |= dict.fromkeys(STATED)
     found |= {key: _text(tokenizer, tokenizer.ids[role]) for role, key in ROLES.items() if role in tokenizer.ids}
     if tokenizer.chat_template is not None:
         found["chat_template"] = tokenizer.chat_template
