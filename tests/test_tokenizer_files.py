@@ -329,6 +329,30 @@ def test_roles_without_a_token_are_written_as_null(trained: Path) -> None:
     assert [found[f"{role}_token"] for role in ("bos", "eos", "unk", "pad")] == ["<|endoftext|>"] * 2 + [None] * 2
 
 
+def spm(scores: list[float]) -> SPM:
+    tokens = ["<unk>", "<s>", "</s>", "a", "b", "ab", "ba"]
+    return SPM(Strings.of(t.encode() for t in tokens), np.array(scores, np.float32), add_space_prefix=False)
+
+
+@pytest.mark.parametrize("scores", [[0, 0, 0, 0, 0, -1, -2], [0, 0, 0, 0, 0, -2, -1], [0] * 7], ids=["1", "2", "ties"])
+def test_pairs_of_equal_scores_join_otherwise_in_the_package_as_said(scores: list[float]) -> None:
+    from tokenizers import Tokenizer as Judge
+
+    ours = spm(scores)
+    theirs = Judge.from_str(hf_tokenizer_write.tokenizer_json(ours))
+    same = [theirs.encode(t, add_special_tokens=False).ids == ours.encode(t) for t in ("ab", "bab", "abab", "baba")]
+    assert all(same) != any(scores.count(s) > 1 for s in scores[5:])
+    assert all(same) == (not hf_tokenizer.differs(ours))
+
+
+def test_what_transformers_does_differently_for_a_qwen2(shared: Path) -> None:
+    own = byte_bpe(shared / "vocab" / "ggml-vocab-qwen2.gguf")
+    other = llmc_tokenizer.read(shared / "gpt2_tiny_tokenizer.bin")
+    assert [hf_tokenizer.differs(t) for t in (own, other)] == [(), ()]
+    assert "NFC" in hf_tokenizer.differs(own, "qwen2")[0]
+    assert "PreTrainedTokenizerFast" in hf_tokenizer.differs(other, "qwen2")[0]
+
+
 def test_a_vocabulary_alone_becomes_a_directory_that_is_read(shared: Path, tmp_path: Path) -> None:
     path = shared / "vocab" / "ggml-vocab-llama-spm.gguf"
     ckptkit.convert(path, tmp_path / "out")

@@ -18,7 +18,7 @@ from ..tokenizer import ByteBPE, Strings, Tokenizer, TokenType
 from ..tokenizer.chars import CharTokenizer
 from ..tokenizer.hf import HFTokenizer
 from ..tokenizer.nanoeuler_bpe import NanoeulerBPE, gguf_vocabulary
-from ..tokenizer.pre import lookup
+from ..tokenizer.pre import PATTERNS, lookup
 from ..tokenizer.spm import SPACE, SPM
 from .hf_pre import NANOEULER as NANOEULER_WORD
 from .hf_pre import pre_tokenizer, regex
@@ -43,19 +43,38 @@ def write(tokenizer: Tokenizer, folder: Path) -> tuple[Path, ...]:
     return tuple(folder / name for name in files)
 
 
-def differs(tokenizer: Tokenizer) -> tuple[str, ...]:
-    """What the `tokenizers` package will do differently with the written file, in sentences."""
+def differs(tokenizer: Tokenizer, arch: str = "") -> tuple[str, ...]:
+    """What transformers will do differently with the files in the directory of a model of `arch`, in sentences.
+
+    Version 5 builds a Qwen2Tokenizer for every qwen2: of the files it takes vocabulary, merges and special tokens, and
+    its own normaliser and splitter.
+    """
+    said = []
     if isinstance(tokenizer, NanoeulerBPE):
-        said = ["words end after 4,096 characters there, after 4,096 bytes here"]
+        said.append("transformers ends a word after 4,096 characters, nanoeuler after 4,096 bytes")
         renamed = gguf_vocabulary(tokenizer).renamed
         if renamed:
-            said.append(f"{len(renamed)} tokens that spell the same as an earlier one are never produced there")
-        return tuple(said)
-    if isinstance(tokenizer, SPM):
-        return ("of two pairs with the same score the one that is listed first is joined there, the leftmost here",)
-    if isinstance(tokenizer, CharTokenizer):
-        return ("characters outside the vocabulary are dropped there, an error here",)
-    return ()
+            said.append(f"transformers never produces {len(renamed)} tokens that spell the same as an earlier one")
+    elif isinstance(tokenizer, SPM) and _ties(tokenizer):
+        said.append("of pairs with the same score transformers joins the one listed first, llama.cpp the leftmost")
+    elif isinstance(tokenizer, CharTokenizer):
+        said.append("transformers drops characters outside the vocabulary, ckptkit refuses them")
+    if arch == "qwen2" and not isinstance(tokenizer, CharTokenizer):
+        if isinstance(tokenizer, ByteBPE) and lookup(tokenizer.pre).patterns == PATTERNS["qwen2"]:
+            said.append("transformers 5 composes letters and their accents first (NFC), llama.cpp does not")
+        else:
+            said.append(
+                "AutoTokenizer of transformers 5 cuts the text of every qwen2 by Qwen2's own rule, which gives other "
+                "ids: PreTrainedTokenizerFast.from_pretrained reads the files"
+            )
+    return tuple(said)
+
+
+def _ties(tokenizer: SPM) -> bool:
+    """Whether two tokens that pairs are joined into have the same score."""
+    joined = {m.replace(b" ", b"") for m in tokenizer.merge_texts()}
+    scores = tokenizer.scores[[tokenizer.tokens.find(text) for text in joined]]
+    return len(np.unique(scores)) < len(scores)
 
 
 def tokenizer_config(tokenizer: Tokenizer) -> str:

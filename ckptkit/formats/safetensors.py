@@ -42,10 +42,11 @@ from .safetensors_write import (
     TOKENIZER,
     TOKENIZER_CONFIG,
     TOKENIZER_FILES,
+    notes,
     write,
 )
 
-__all__ = ["LAYOUTS", "MIXTURES", "NAME", "detect", "plan", "read", "targets", "write"]
+__all__ = ["LAYOUTS", "MIXTURES", "NAME", "detect", "notes", "plan", "read", "targets", "write"]
 
 NAME = "safetensors"
 MIXTURES = ("f32", "f16", "bf16", "f64")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,16 +96,29 @@ def _fill(ck: Checkpoint, stored: Mapping[str, Tensor], directory: Path, options
         names.append(INDEX)
         _put(directory / INDEX, hf_config.dump(index))
     _put(directory / CONFIG, config)
-    # what came from a directory goes into one as it is
-    kept = [p for p in ck.source.paths if ck.source.format == "safetensors" and p.name in (*KEPT, *TOKENIZER_FILES)]
+    kept = _kept(ck, KEPT) + _kept(ck, TOKENIZER_FILES)
     for path in kept:
         _copy(path, directory / path.name)
     names += [CONFIG, *(p.name for p in kept)]
-    if ck.tokenizer is not None and not any(p.name in TOKENIZER_FILES for p in kept):
+    if ck.tokenizer is not None and not _kept(ck, TOKENIZER_FILES):
         from . import hf_tokenizer_write
 
         names += [p.name for p in hf_tokenizer_write.write(ck.tokenizer, directory)]
     return names
+
+
+def _kept(ck: Checkpoint, names: Sequence[str]) -> list[Path]:
+    """What came from a directory and goes into one as it is."""
+    return [p for p in ck.source.paths if ck.source.format == "safetensors" and p.name in names]
+
+
+def notes(ck: Checkpoint) -> list[str]:
+    """What transformers will make of a tokenizer written from `ck`."""
+    if ck.tokenizer is None or ck.config.arch not in hf_config.KEYS or _kept(ck, TOKENIZER_FILES):
+        return []
+    from . import hf_tokenizer_write
+
+    return list(hf_tokenizer_write.differs(ck.tokenizer, ck.config.arch))
 
 
 def _copy(source: Path, target: Path) -> None:
