@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import unicodedata
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from cases import BY_NAME, Case
 
 from ckptkit import formats, runtime
 from ckptkit.conversion import Options, convert
+from ckptkit.formats import hf_tokenizer
 from ckptkit.formats.options import ReadOptions, WriteOptions
 
 LIMIT = 1e-4  # float32 against float64, models of two layers
@@ -94,6 +97,30 @@ def test_logits_of_the_trained_gpt2(trained: Path, tmp_path: Path) -> None:
         assert got_ids == greedy[: len(got_ids)] or got_ids[prompt.shape[1] :] == greedy[:n]
 
 
+ALONE = {"nanoeuler": Options(mtp="drop"), "as qwen2": Options(mtp="drop", arch="qwen2")}
+NX = Options(read=ReadOptions(rope_theta=1e6, norm_eps=1e-6, context_length=64))
+
+
+@pytest.mark.parametrize(
+    ("name", "ids", "expected", "options"),
+    [
+        ("nanoeuler_main", "prompt", "logits_head0", ALONE["nanoeuler"]),
+        ("nanoeuler_main", "prompt", "logits_head0", ALONE["as qwen2"]),
+        ("nanoeuler_chat", "prompt3", "last_logits3", ALONE["nanoeuler"]),
+        ("nx_ours_qwen", "tokens", "logits", NX),
+    ],
+    ids=["nanoeuler", "nanoeuler as qwen2", "nanoeuler chat", "nx"],
+)
+def test_logits_of_other_trained_models(
+    name: str, ids: str, expected: str, options: Options, trained: Path, tmp_path: Path
+) -> None:
+    source = trained / (f"{name}.gguf" if name.startswith("nx") else f"{name}.bin")
+    convert(source, tmp_path / "out", options)
+    with np.load(trained / f"{name}.ref.npz") as ref:
+        got = logits(loaded(tmp_path / "out"), ref[ids])
+        assert np.abs((got if ref[expected].ndim == 2 else got[-1]) - ref[expected]).max() < LIMIT
+
+
 def test_an_id_beyond_the_rows_stops_it(fixtures_dir: Path, tmp_path: Path) -> None:
     """What `check` says of a vocabulary with more tokens than the embedding has rows (tokens-beyond-rows)."""
     case = BY_NAME["hf_gpt2/"]
@@ -122,13 +149,90 @@ def test_ids_are_the_same(name: str, fixtures_dir: Path, tmp_path: Path) -> None
         assert theirs.decode(ids).strip() == text.strip()
 
 
-def test_ids_of_the_trained_gpt2(trained: Path, tmp_path: Path) -> None:
-    convert(trained / "gpt2_tiny.bin", tmp_path / "out", Options(format="safetensors"))
+TEXTS = [
+    "ROMEO:\nI will be a mistress.\n\nPOLIXENES:\nIf you, sir, 'tis 3 o'clock!",
+    "  leading and trailing \t \r\n\r\n \n x\n",
+    "I'LL we've 'S don’t 1234567 3.14 x1y22 ½ Ⅷ $#!?... a_b",
+    "naïve Здравствуй 日本カナ 한국 नमस्ते ไทย",
+    "🙂👩\u200d👧🏴 \u200b\u00a0\u3000\u2028\u0085\ufeff \u0000\u0001\ufffd",
+    "<|endoftext|><s></s><unk>",
+    "x" * 300 + " " * 70 + "\n" * 40,
+    "",
+]
+APART = "cafe\u0301 A\u030angstro\u0308m"  # accents of their own, which NFC composes
+
+
+def same_ids(theirs: Any, path: Path, options: ReadOptions, texts: list[str]) -> None:
+    with formats.open(path, options=options) as ck:
+        ours = ck.tokenizer
+        assert ours is not None
+        for text in texts:
+            ids = ours.encode(text)
+            assert theirs(text, add_special_tokens=False, split_special_tokens=True)["input_ids"] == ids, text
+            assert theirs(text)["input_ids"] == ours.encode_prompt(text, special=True), text
+            assert theirs.decode(ids) == ours.decode(ids, special=True), text
+
+
+@pytest.mark.parametrize("name", ["gpt2_tiny.bin", "gpt2_tiny_bf16.bin", "nanoeuler_main.bin", "nanoeuler_chat.bin"])
+def test_ids_of_trained_models(name: str, trained: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    convert(trained / name, out, Options(mtp="drop"))
+    theirs = transformers.AutoTokenizer.from_pretrained(out, local_files_only=True)
+    for path in (trained / name, out):
+        same_ids(theirs, path, ReadOptions(), [*TEXTS, APART])
+
+
+@pytest.mark.parametrize("name", ["gpt-2", "llama-bpe", "llama-spm", "qwen2"])
+def test_ids_of_whole_vocabularies(name: str, shared: Path, tmp_path: Path) -> None:
+    source, out = shared / "vocab" / f"ggml-vocab-{name}.gguf", tmp_path / "out"
+    convert(source, out)
+    theirs = transformers.AutoTokenizer.from_pretrained(out, local_files_only=True)
+    # "</s>" is an ordinary token of Qwen2's, which llama.cpp takes for the end of a text
+    texts = [t for t in [*TEXTS, APART] if t != APART or name != "qwen2"]
+    texts = [t.replace("<s></s>", "") for t in texts]
+    for path in (source, out):
+        same_ids(theirs, path, ReadOptions(), texts)
+
+
+def test_ids_of_the_trained_qwen2(trained: Path, tmp_path: Path) -> None:
+    read = ReadOptions(tokenizer=trained / "nx_ours_qwen_vocab.bin")
+    convert(trained / "nx_ours_qwen.gguf", tmp_path / "out", Options(read=read))
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "out", local_files_only=True)
-    text = "ROMEO:\nI will be a mistress.\n\nPOLIXENES:\nIf you, sir, 'tis 3 o'clock!"
-    with formats.open(tmp_path / "out") as ck:
+    assert len(theirs) == 28
+    same_ids(theirs, trained / "nx_ours_qwen.gguf", read, ["the quick brown fox", " a  b."])
+
+
+def test_a_qwen2_is_cut_by_its_own_rule_as_the_report_says(trained: Path, tmp_path: Path) -> None:
+    source, out = trained / "nanoeuler_main.bin", tmp_path / "out"
+    report = convert(source, out, ALONE["as qwen2"])
+    assert any("PreTrainedTokenizerFast" in note for note in report.notes)
+    auto = transformers.AutoTokenizer.from_pretrained(out, local_files_only=True)
+    assert len(auto) == 640  # no token without a row
+    with formats.open(source) as ck:
         assert ck.tokenizer is not None
-        assert theirs(text, add_special_tokens=False)["input_ids"] == ck.tokenizer.encode(text)
+        assert auto(TEXTS[0])["input_ids"] != ck.tokenizer.encode(TEXTS[0])
+    plain = transformers.PreTrainedTokenizerFast.from_pretrained(out, local_files_only=True)
+    same_ids(plain, source, ReadOptions(), [*TEXTS, APART])
+
+
+def test_qwen2s_own_vocabulary_is_normalised_as_the_report_says(shared: Path, tmp_path: Path) -> None:
+    source, out = shared / "vocab" / "ggml-vocab-qwen2.gguf", tmp_path / "out"
+    with formats.open(source) as ck:
+        assert ck.tokenizer is not None
+        assert any("NFC" in said for said in hf_tokenizer.differs(ck.tokenizer, "qwen2"))
+        convert(source, out)
+        auto = transformers.AutoTokenizer.from_pretrained(out, local_files_only=True)
+        assert auto(APART)["input_ids"] == ck.tokenizer.encode(unicodedata.normalize("NFC", APART))
+        assert auto(APART)["input_ids"] != ck.tokenizer.encode(APART)
+
+
+@pytest.mark.parametrize("name", ["gpt2_tiny.bin", "nanoeuler_chat.bin"])
+def test_a_tokenizer_that_transformers_saved_is_read(name: str, trained: Path, tmp_path: Path) -> None:
+    convert(trained / name, tmp_path / "out", Options(mtp="drop"))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "out", local_files_only=True)
+    theirs.save_pretrained(tmp_path / "saved")
+    loaded(tmp_path / "out").save_pretrained(tmp_path / "saved")
+    same_ids(theirs, tmp_path / "saved", ReadOptions(), [*TEXTS, APART])
 
 
 SIZES = {
