@@ -22,6 +22,9 @@ from .gpu_shapes import random_blocks
 
 Array = np.ndarray[Any, Any]
 
+# integers of 4 and 6 bits are multiplied as they are stored, and their offset is taken from the sum
+LIMITS = dict.fromkeys((QType.Q4_0, QType.Q4_1, QType.Q4_K, QType.Q6_K), 2e-5)
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -133,7 +136,7 @@ def product(rng: np.random.Generator, type: QType, n_rows: int, n_in: int, kind:
     typical = float(np.linalg.norm(inner, axis=1).max() * np.linalg.norm(w, axis=1).max() / np.sqrt(n_in))
     want = reference_act(act, inner @ w.T + (0 if bias is None else bias)) + (y if act == "add" else 0)
     what = f"{type.name} {n_rows}x{n_in} n={n} {kind or '-'} {act or 'linear'}"
-    return compare(what, gpu.download(out), want, 3e-6, typical)
+    return compare(what, gpu.download(out), want, LIMITS.get(type, 3e-6), typical)
 
 
 def rotate(x: Array, angle: Array, pairing: str) -> Array:
