@@ -7,9 +7,10 @@ from pathlib import Path
 import llamacpp
 import numpy as np
 import pytest
-from check_files import REFUSED, build, put, tensor, without
+from check_files import REFUSED, T, array, build, put, tensor, tokens, without
 from click.testing import CliRunner, Result
 
+from ckptkit import formats
 from ckptkit.check import check
 from ckptkit.cli import cli
 from ckptkit.errors import CkptError
@@ -40,15 +41,41 @@ SAFE = [
     "no-layers", "positions", "merges", "gap", "alignment-8", "f16-norm", "bf16-bias", "f16-factors",
 ]  # fmt: skip
 
+VOCABULARY = {  # which llama.cpp loads with a warning
+    "empty": build(
+        tokens(lambda t: [*t[:4], "", *t[5:-1], "\0x"]),
+        array(f"{T}token_type", gguf.I32, [3 if i in (4, 28) else 1 for i in range(29)]),
+    ),
+    "pad-range": build(put(f"{T}padding_token_id", gguf.U32, 99)),
+    "types-long": build(array(f"{T}token_type", gguf.I32, [1] * 40)),
+    "scores-long": build(array(f"{T}scores", gguf.F32, [0.0] * 300), arch="llama"),
+}
+
 
 def test_mended_files_are_accepted_and_clean(tmp_path: Path) -> None:
+    files = {name: REFUSED[name][1] for name in SAFE} | VOCABULARY
     outs = []
-    for name in SAFE:
+    for name, data in files.items():
         (tmp_path / name).mkdir()
-        outs.append(fixed(REFUSED[name][1], tmp_path / name))
+        outs.append(fixed(data, tmp_path / name))
         assert [f for f in check(outs[-1], deep=True).findings if f.severity != "note"] == [], name
-    for name, (loaded, words) in zip(SAFE, llamacpp.judged(outs), strict=True):
+    for name, (loaded, words) in zip(files, llamacpp.judged(outs), strict=True):
         assert loaded, (name, words)
+
+
+@pytest.mark.parametrize("name", VOCABULARY)
+def test_a_mended_vocabulary_is_what_llama_cpp_took_it_for(name: str, tmp_path: Path) -> None:
+    out = fixed(VOCABULARY[name], tmp_path)
+    texts = ["he the rest", "[EMPTY_4]he[EMPTY_28]"]
+    (before, said), (after, says) = (llamacpp.tokenized(p, texts) for p in (tmp_path / "m.gguf", out))
+    assert after == before
+    assert (says["bos_token"], says["eos_token"]) == (said["bos_token"], said["eos_token"])
+    assert (name == "empty") == ({4, 28} <= set(after[1]))  # it calls them so
+    with formats.open(out) as ck:
+        assert ck.tokenizer is not None
+        assert "pad" not in ck.tokenizer.ids
+        if name == "empty":
+            assert [ck.tokenizer.tokens[i] for i in (4, 28)] == [b"[EMPTY_4]", b"[EMPTY_28]"]
 
 
 def test_several_mends_at_once_leave_the_rest_as_it_was(tmp_path: Path) -> None:

@@ -15,14 +15,18 @@ from vocab_files import gguf_keys
 from ckptkit.cli import cli
 from ckptkit.errors import CkptError, FormatError
 from ckptkit.tokenizer import ByteBPE, Strings
-from ckptkit.tokenizer.faults import faults
+from ckptkit.tokenizer.faults import Vocabulary, faults
 from fixtures.writers import gguf
 
 
 def test_every_fault_is_listed() -> None:
-    tokens = [b"a", b"b", b"ab", b"a", b"", b""]
-    found = [str(f) for f in faults(tokens, [b"a b", b"ab", b"a  b", b"b a", b"x b"])]
+    tokens, merges = [b"a", b"b", b"ab", b"a", b"", b""], [b"a b", b"ab", b"a  b", b"b a", b"x b"]
+    ids = {"bos": 5, "eos": 6, "pad": -1, "unk": 0xFFFFFFFF, "mask": -2}  # two of them are real files' word for none
+    found = [str(f) for f in faults(Vocabulary(tokens, merges, ids, {"token_type": 2, "scores": 6}))]
     assert found == [
+        "token_type has 2 entries for 6 tokens",
+        "eos_token_id 6 is outside the vocabulary",
+        "mask_token_id -2 is outside the vocabulary",
         "tokens 0 and 3 are both written 'a'",
         "token 4 is empty",
         "token 5 is empty",
@@ -36,7 +40,8 @@ def test_every_fault_is_listed() -> None:
 def test_real_vocabularies_have_none(shared: Path) -> None:
     for name in ("gpt-2", "qwen2", "llama-bpe", "llama-spm"):
         keys = gguf_keys(shared / "vocab" / f"ggml-vocab-{name}.gguf")
-        assert not list(faults(keys["tokenizer.ggml.tokens"], keys.get("tokenizer.ggml.merges"))), name
+        found = Vocabulary(keys["tokenizer.ggml.tokens"], keys.get("tokenizer.ggml.merges"), c_strings=True)
+        assert not list(faults(found)), name
 
 
 def test_empty_tokens_do_not_stop_encoding() -> None:

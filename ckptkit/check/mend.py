@@ -1,8 +1,9 @@
-"""The mends that cannot change what a model computes: types of keys, sizes that tensors tell, merges, layout."""
+"""The mends that cannot change what a model computes: types of keys, sizes that tensors tell, vocabulary, layout."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from ..errors import UnsupportedError
@@ -10,11 +11,13 @@ from ..files import check_output, replacing
 from ..formats import gguf_tokenizer
 from ..formats.gguf_io import ALIGNMENT, Kind, Value, header_bytes
 from ..formats.gguf_keys import text
+from ..formats.gguf_known import ID_KEYS, T
 from ..quant.encode import encode
 from ..quant.types import QType
 from ..stream import write_tensors
 from ..tensor import Tensor
-from ..tokenizer import ByteBPE
+from ..tokenizer import ByteBPE, Strings
+from ..tokenizer.faults import Vocabulary, empty_name, faults
 from .finding import Finding
 from .keys import NEEDED, from_tensors, retyped, wanted
 
@@ -33,10 +36,30 @@ def mended_keys(keys: Mapping[str, Value], tensors: Mapping[str, Tensor], path: 
     positions = tensors.get("position_embd.weight")
     if positions is not None and f"{arch}.context_length" in out:
         out[f"{arch}.context_length"] = Value(Kind.U32, positions.shape[0])
+    out = mended_vocabulary(out)
     if text(out, "tokenizer.ggml.model") == "gpt2" and "tokenizer.ggml.merges" not in out:
         tokenizer = gguf_tokenizer.read(out, path)
         if isinstance(tokenizer, ByteBPE):
             out["tokenizer.ggml.merges"] = Value(Kind.ARRAY, tokenizer.merge_texts(), Kind.STRING)
+    return out
+
+
+def mended_vocabulary(keys: Mapping[str, Value]) -> dict[str, Value]:
+    """What llama.cpp takes for it, written: names of empty tokens, no ids that no token has, nothing left unread."""
+    out, tokens = dict(keys), keys.get(f"{T}tokens")
+    if tokens is None or tokens.element != Kind.STRING:
+        return out
+    n = len(tokens.value)
+    empty = {f.index for f in faults(Vocabulary(tokens.value, c_strings=True)) if f.kind == "empty"}
+    if empty:
+        named = (empty_name(i) if i in empty else token for i, token in enumerate(tokens.value))
+        out[f"{T}tokens"] = replace(tokens, value=Strings.of(named))
+    for key in ID_KEYS.values():
+        if key in out and out[key].kind == Kind.U32 and out[key].value >= n:
+            del out[key]
+    for key in (f"{T}token_type", f"{T}scores"):
+        if key in out and out[key].kind == Kind.ARRAY:
+            out[key] = replace(out[key], value=out[key].value[:n])
     return out
 
 

@@ -12,9 +12,9 @@ import numpy as np
 
 from ..formats.gguf_io import Kind, Value
 from ..formats.gguf_keys import text
-from ..formats.gguf_known import ARRAYS, ID_KEYS, T
+from ..formats.gguf_known import ARRAYS, ID_KEYS, WITH_MERGES, T
 from ..tokenizer import TokenType
-from ..tokenizer.faults import faults
+from ..tokenizer.faults import Vocabulary, faults
 from ..tokenizer.pre import ELSEWHERE, PRES, WITHOUT_BOS, WITHOUT_MERGES
 from .finding import Finding, finding
 
@@ -23,20 +23,19 @@ from .finding import Finding, finding
 class Model:
     """What llama.cpp does with a `tokenizer.ggml.model`: the ids it takes for roles without a key, and what it reads.
 
-    `merges`: they must be there. `pre`: the rule that cuts text is read. `silent`: arrays whose absence changes ids.
+    `pre`: the rule that cuts text is read. `silent`: arrays whose absence changes ids.
     """
 
     ids: Mapping[str, int]
-    merges: bool = False
     pre: bool = False
     silent: tuple[str, ...] = ()
 
 
 MODELS: Mapping[str, Model] = {
-    "gpt2": Model({"bos": 11, "eos": 11}, merges=True, pre=True, silent=("token_type",)),
-    "hybriddna": Model({"bos": 11, "eos": 11}, merges=True, pre=True),
-    "whitespace": Model({"bos": 11, "eos": 11}, merges=True, pre=True),
-    "gemma4": Model({}, merges=True),
+    "gpt2": Model({"bos": 11, "eos": 11}, pre=True, silent=("token_type",)),
+    "hybriddna": Model({"bos": 11, "eos": 11}, pre=True),
+    "whitespace": Model({"bos": 11, "eos": 11}, pre=True),
+    "gemma4": Model({}),
     "llama": Model({"bos": 1, "eos": 2, "unk": 0}, silent=("token_type", "scores")),
     "bert": Model({"bos": 101, "unk": 100, "sep": 102, "pad": 0, "mask": 103}),
     "t5": Model({"eos": 1, "unk": 2, "pad": 0}),
@@ -50,11 +49,13 @@ SILENT = {
 }
 KINDS = {f"{T}scores": (Kind.F32, Kind.I32)}  # where llama.cpp takes more than one
 PADDING = re.compile(rb"\[PAD\d+\]")
-FAULTS: Mapping[str, str] = {
-    "equal": "llama.cpp stops the whole process: its table of tokens is too short",
-    "empty": "llama.cpp gives the token a name of its own",
-    "merge": "the merge never happens",
-    "unknown": "the merge never happens",
+# kind of fault -> what llama.cpp does; what mends it, and whether --fix can
+AGAIN = "export the tokenizer again"
+FAULTS: Mapping[str, tuple[str, str, bool]] = {
+    "equal": ("llama.cpp stops the whole process: its table of tokens is too short", AGAIN, False),
+    "empty": ("llama.cpp gives the token a name of its own", "write that name", True),
+    "merge": ("the merge never happens", AGAIN, False),
+    "unknown": ("the merge never happens", AGAIN, False),
 }
 
 
@@ -78,7 +79,7 @@ def check(keys: Mapping[str, Value]) -> Iterator[Finding]:
     arrays = {}
     for key, kind in (ARRAYS | {f"{T}suppress_tokens": Kind.I32}).items():
         value = keys.get(key)
-        if value is None or (key == f"{T}merges" and not model.merges):  # nothing reads them then
+        if value is None or (key == f"{T}merges" and name not in WITH_MERGES):  # nothing reads them then
             continue
         if value.kind == Kind.ARRAY and value.element in KINDS.get(key, (kind,)):
             arrays[key.removeprefix(T)] = value.value
@@ -93,11 +94,10 @@ def check(keys: Mapping[str, Value]) -> Iterator[Finding]:
         return
     yield from _lengths(keys, arrays, model)
     yield from _bytes(arrays, name)
-    yield from _bpe(keys, model)
+    yield from _bpe(keys, name, model)
     yield from _ids(keys, tokens, model)
-    for fault in islice(faults(tokens, arrays.get("merges")), 20):
-        yield finding(f"vocabulary-{fault.kind}", f"key {T}tokens", str(fault), FAULTS[fault.kind],
-                      "export the tokenizer again")  # fmt: skip
+    for fault in islice(faults(Vocabulary(tokens, arrays.get("merges"), c_strings=True)), 20):
+        yield finding(f"vocabulary-{fault.kind}", f"key {T}{fault.part}", str(fault), *FAULTS[fault.kind])
     padding = [i for i, token in enumerate(tokens) if PADDING.fullmatch(token)]
     if padding:
         yield finding("padding-rows", f"token {padding[0]}", f"{len(padding):,} tokens are padding ([PADn])",
@@ -109,11 +109,11 @@ def _lengths(keys: Mapping[str, Value], arrays: Mapping[str, Any], model: Model)
     n = len(arrays["tokens"])
     for name, effect in SILENT.items():
         found = len(arrays[name]) if name in arrays else n
-        if found != n:
-            yield finding("array-length" if found < n else "array-longer",
-                          f"key {T}{name}", f"{found:,} entries for {n:,} tokens",
-                          "llama.cpp refuses" if found < n else "the rest is left unread",
-                          "export the tokenizer again")  # fmt: skip
+        said = (f"key {T}{name}", f"{found:,} entries for {n:,} tokens")
+        if found < n:
+            yield finding("array-length", *said, "llama.cpp refuses", "export the tokenizer again")
+        if found > n:
+            yield finding("array-longer", *said, "the rest is left unread", "leave the rest out", True)
         if f"{T}{name}" not in keys and name in model.silent:
             yield finding(f"{name}-missing", f"key {T}{name}", f"{T}{name} is missing", effect,
                           "convert with --tokenizer FILE")  # fmt: skip
@@ -131,7 +131,7 @@ def _bytes(arrays: Mapping[str, Any], model: str) -> Iterator[Finding]:
             return
 
 
-def _bpe(keys: Mapping[str, Value], model: Model) -> Iterator[Finding]:
+def _bpe(keys: Mapping[str, Value], name: str, model: Model) -> Iterator[Finding]:
     pre = text(keys, f"{T}pre")
     if not model.pre:
         pass
@@ -143,7 +143,7 @@ def _bpe(keys: Mapping[str, Value], model: Model) -> Iterator[Finding]:
         yield finding("pre-unknown", f"key {T}pre", f"the rule {pre[:40]!r} is not known",
                       "llama.cpp refuses: unknown pre-tokenizer type",
                       f"convert with --set {T}pre=gpt-2, or the rule it was trained with")  # fmt: skip
-    if model.merges and f"{T}merges" not in keys and pre not in WITHOUT_MERGES:
+    if name in WITH_MERGES and f"{T}merges" not in keys and pre not in WITHOUT_MERGES:
         yield finding("merges-missing", f"key {T}merges", "the merges are missing",
                       "llama.cpp refuses: cannot find tokenizer merges in model file",
                       "they are rebuilt from the order of the tokens", True)  # fmt: skip
@@ -163,7 +163,8 @@ def _ids(keys: Mapping[str, Value], tokens: Any, model: Model) -> Iterator[Findi
                               f"convert with --set {key}=ID")  # fmt: skip
         elif value.kind == Kind.U32 and value.value >= n:
             yield finding("id-range", f"key {key}", f"{role} is {value.value:,} of {n:,} tokens",
-                          "llama.cpp warns and takes its default", f"convert with --set {key}=ID")  # fmt: skip
+                          "llama.cpp warns and takes its default",
+                          f"convert with --set {key}=ID, or remove the key", True)  # fmt: skip
         elif value.kind == Kind.U32:
             ids[role] = value.value
     for role in ("bos", "eos"):

@@ -22,6 +22,7 @@ ARRAYS = {  # key -> type of its elements
     f"{T}token_type": Kind.I32,
     f"{T}scores": Kind.F32,
 }
+WITH_MERGES = ("gpt2", "hybriddna", "whitespace", "gemma4")  # models whose merges are read
 
 
 def _kinds(kind: Kind, keys: str) -> dict[str, Kind]:
