@@ -11,11 +11,15 @@ import pytest
 import torch
 import transformers
 from cases import BY_NAME, Case
+from smollm import SMOLLM
 
 from ckptkit import formats, runtime
+from ckptkit import score as scoring
 from ckptkit.conversion import Options, convert
 from ckptkit.formats import hf_tokenizer
 from ckptkit.formats.options import ReadOptions, WriteOptions
+from ckptkit.runtime.chat import chat_prompt
+from ckptkit.score import PplOptions
 
 LIMIT = 1e-4  # float32 against float64, models of two layers
 NAMES = [
@@ -233,6 +237,55 @@ def test_a_tokenizer_that_transformers_saved_is_read(name: str, trained: Path, t
     theirs.save_pretrained(tmp_path / "saved")
     loaded(tmp_path / "out").save_pretrained(tmp_path / "saved")
     same_ids(theirs, tmp_path / "saved", ReadOptions(), [*TEXTS, APART])
+
+
+def strided_nll(model: torch.nn.Module, ids: list[int], n_ctx: int, stride: int) -> tuple[int, float]:
+    """The recipe of transformers' page on perplexity; each window weighs as many labels as its loss is the mean of."""
+    total, n, scored_to = 0.0, 0, 0
+    for begin in range(0, len(ids), stride):
+        end = min(begin + n_ctx, len(ids))
+        x = torch.tensor([ids[begin:end]])
+        labels = x.clone()
+        labels[:, : scored_to - end] = -100
+        scored = int((labels[:, 1:] != -100).sum())
+        with torch.no_grad():
+            total += float(model(x, labels=labels).loss) * scored
+        n, scored_to = n + scored, end
+        if end == len(ids):
+            break
+    return n, total / n
+
+
+@pytest.mark.parametrize(("n_ctx", "stride"), [(64, 32), (48, 20), (64, 64)])
+def test_strided_perplexity_is_that_of_its_losses(n_ctx: int, stride: int, trained: Path, tmp_path: Path) -> None:
+    convert(trained / "gpt2_tiny.bin", tmp_path / "out")
+    (tmp_path / "t.txt").write_text(" ".join(TEXTS[:4]) * 4)
+    with runtime.load(formats.open(trained / "gpt2_tiny.bin")) as ours:
+        assert ours.tokenizer is not None
+        ids = ours.tokenizer.encode((tmp_path / "t.txt").read_bytes())
+        options = PplOptions(mode="stride", n_ctx=n_ctx, stride=stride)
+        [report] = scoring.run(ours, tmp_path / "t.txt", options)
+    n, nll = strided_nll(loaded(tmp_path / "out"), ids, n_ctx, stride)
+    assert report.tokens == n
+    assert report.nll == pytest.approx(nll, abs=1e-5)
+
+
+@pytest.mark.slow
+def test_a_real_model_computes_continues_and_chats_the_same(models: Path, tmp_path: Path) -> None:
+    convert(models / SMOLLM, tmp_path / "out", Options(type="f16"))
+    model = loaded(tmp_path / "out")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "out", local_files_only=True)
+    prompt = theirs("The capital of France is")["input_ids"]
+    with runtime.load(formats.open(tmp_path / "out")) as ours:
+        assert ours.tokenizer is not None
+        ids = np.arange(48) * 1009 % 49152
+        assert np.abs(ours.forward(ids) - logits(model, ids)).max() < 3e-4  # 30 layers, logits to 38
+        out = model.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False)[0].tolist()
+        assert ours.generate(prompt, n_predict=12, temp=0).ids == out[len(prompt) :]
+        for text in ("Hello, who are you?", "  naïve\n<|im_end|> x "):
+            messages = [{"role": "user", "content": text}]
+            chat = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
+            assert chat_prompt(ours.tokenizer, text)[0] == chat["input_ids"]
 
 
 SIZES = {
