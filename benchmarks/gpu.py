@@ -80,7 +80,7 @@ def main() -> int:
         path, text, *types = args.text.split(",")
         good &= gpu_trained.precisions(say, Path(path), Path(text), types or gpu_trained.TYPES)
     if args.tune:
-        gpu_tune.run(say, args.tune.split(","))
+        gpu_tune.run(say, args.tune.split(","), words)
     return 0 if good else 1
 
 

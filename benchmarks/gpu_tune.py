@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -29,43 +30,49 @@ SHAPES = {
               ("down", 3072, 768, "", "", True), ("head", 768, 50257, "layer", "", False)),
 }  # fmt: skip
 TYPES = {
-    "7B": (QType.BF16, QType.Q8_0, QType.Q4_0),
+    "7B": (QType.BF16, QType.Q8_0, QType.Q4_0, QType.Q4_K, QType.Q6_K),
     "0.5B": (QType.BF16, QType.Q8_0, QType.Q4_0),
     "GPT-2": (QType.F32, QType.BF16),
 }
 
 
 def candidates(base: Matvec, units: int, processors: int) -> list[tuple[Matvec, int]]:
-    """(plan, blocks): the three best cuts by a plain count of loads, for each block size and number of blocks."""
+    """(plan, blocks): the best cuts by a plain count of loads, for each block size, number of blocks and rows of a
+    task: three, or two where tasks may have two rows."""
     vectors = LAYOUTS[base.type].vectors(base.n_in)
     rows = 2 if base.act == "silu_gate" else 1
     out: list[tuple[Matvec, int]] = []
-    for threads, per, resident in ((256, 1, 2), (256, 2, 2), (512, 1, 1), (128, 4, 4)):
+    registers = LAYOUTS[base.type].registers
+    pairs = (1, 2) if LAYOUTS[base.type].values > 16 else (1,)
+    for (threads, per, resident), per_task in product(((256, 1, 2), (256, 2, 2), (512, 1, 1), (128, 4, 4)), pairs):
         blocks = min(units, processors * per)
         found: dict[tuple[int, int], tuple[float, Matvec]] = {}
         for lanes in (32, 16, 8):
             for segments in (1, 2, 4, 8):
-                for unroll in (2, 3, 4, 5, 6, 7, 8):
+                for unroll in range(2, 40 // registers // per_task + 1):
                     plan = replace(
-                        base, lanes=lanes, segments=segments, unroll=unroll, threads=threads, blocks_per_sm=resident
-                    )
+                        base, lanes=lanes, segments=segments, unroll=unroll, threads=threads,
+                        blocks_per_sm=resident, per_task=per_task,
+                    )  # fmt: skip
                     loads = plan.chunks * unroll
                     if lanes * segments * loads > 1.35 * vectors + lanes or threads // lanes < 1:
                         continue
-                    tasks = -(-units // blocks) * rows * segments
+                    tasks = -(-(-(-units // blocks) * rows) // per_task) * segments
                     cost = -(-tasks // (threads // lanes)) * (loads + 1.5) * (1 + 0.3 / unroll)
                     if (lanes, segments) not in found or cost < found[lanes, segments][0]:
                         found[lanes, segments] = (cost, plan)
-        out += [(p, blocks) for _, p in sorted(found.values(), key=lambda f: f[0])[:3]]
+        out += [(p, blocks) for _, p in sorted(found.values(), key=lambda f: f[0])[: 4 - len(pairs)]]
     return out
 
 
-def run(say: Callable[[str], Any], models: list[str]) -> None:
+def run(say: Callable[[str], Any], models: list[str], words: list[str]) -> None:
     """Time every candidate in chains over weights that do not fit the L2 cache."""
     processors = gpu.card().processors
     jobs = []
     for model in models:
         for type in TYPES[model]:
+            if words and not any(w in f"{model} {type.name}" for w in words):
+                continue
             for name, n_in, units, norm, act, add in SHAPES[model]:
                 base = Matvec(type, n_in, 32, 1, 1, 256, norm, act, add, False, gpu.card().capability >= (9, 0))
                 for plan, blocks in candidates(base, units, processors):
@@ -117,6 +124,7 @@ def run(say: Callable[[str], Any], models: list[str]) -> None:
             say(f"{model} {name} {type.name} {plan}: {e}"[:300])
             continue
         text = f"{took * 1e6:.2f}us {plan.threads}x{blocks} l{plan.lanes} s{plan.segments} u{plan.unroll}"
+        text += f" r{plan.per_task}" if plan.per_task > 1 else ""
         best.setdefault((model, name, type.name, nbytes), []).append((took, text))
     for (model, name, type_name, nbytes), found in best.items():
         found.sort()

@@ -54,7 +54,7 @@ def test_products_of_few_tokens(monkeypatch: pytest.MonkeyPatch, type: QType, ki
     """The cut is small, so that blocks have more outputs than threads, rows several segments, and rests."""
     at = CASES.index((kind, act, n)) + TYPES.index(type)
     lanes, segments, unroll = ((4, 1, 2), (8, 2, 1), (16, 1, 3), (32, 1, 1), (8, 4, 4), (4, 2, 1))[at % 6]
-    monkeypatch.setattr(k, "cut", lambda *_: Cut(32, 1, lanes, segments, unroll))
+    monkeypatch.setattr(k, "cut", lambda *_: Cut(32, 1, lanes, segments, unroll, 1 + at // 2 % 2))
     n_rows, n_in = SIZES[BLOCKS[type].elements][at % 3]
     with simulated(capability=((9, 0), (7, 5))[at % 2]):  # sm_90 launches kernels while the one ahead runs
         check(gpu_check.product(np.random.default_rng(at), type, n_rows, n_in, kind, act, n))
@@ -64,6 +64,7 @@ def test_products_of_few_tokens(monkeypatch: pytest.MonkeyPatch, type: QType, ki
 def test_products_as_they_are_cut(type: QType) -> None:
     with simulated(processors=2):
         check(gpu_check.product(np.random.default_rng(0), type, 3, 256, "layer", "silu_gate", 1))
+        check(gpu_check.product(np.random.default_rng(0), type, 7, 256, "rms", "", 1))
 
 
 def test_more_outputs_than_threads_and_more_activations_than_registers(monkeypatch: pytest.MonkeyPatch) -> None:

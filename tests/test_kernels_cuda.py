@@ -55,7 +55,7 @@ def plans(capability: tuple[int, int]) -> list[Any]:
     acts = (("rms", "silu_gate", False, False), ("layer", "gelu_tanh", False, True), ("", "", True, False))
     for i, type in enumerate(LAYOUTS):
         for norm, act, add, picked in acts if every else acts[i % 3 : i % 3 + 1]:
-            out.append(Matvec(type, 768, 16, 2, 3, 256, norm, act, add, picked, dependent))
+            out.append(Matvec(type, 768, 16, 2, 3, 256, norm, act, add, picked, dependent, per_task=1 + (i % 2)))
         out.append(Embed(type, 768, QType.F32, dependent=dependent))
         if type != QType.F32:
             out.append(Decode(type, 768, QType.F16))
@@ -180,7 +180,7 @@ def test_planes_hold_what_a_row_holds(type: QType) -> None:
 def test_a_cut_covers_every_vector_and_fits(type: QType, n_in: int, units: int) -> None:
     for rows in (1, 2):
         how = cut(type, n_in, units, rows, 132)
-        plan = Matvec(type, n_in, how.lanes, how.segments, how.unroll, how.threads)
+        plan = Matvec(type, n_in, how.lanes, how.segments, how.unroll, how.threads, per_task=how.per_task)
         assert plan.chunks * how.unroll * how.lanes * how.segments >= LAYOUTS[type].vectors(n_in)
         assert how.threads % how.lanes == 0
         assert plan.shared_bytes(units * rows, min(units, 132 * how.per)) * how.per < 227 * 1024

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import product
 from typing import ClassVar
 
 from ..quant.types import QType
@@ -33,6 +34,7 @@ class Matvec:
     dependent: bool = False  # launched while the kernel ahead still runs (sm_90)
     blocks_per_sm: int = 2  # as many fit on a multiprocessor: bounds the registers, lets the next kernel in
     early: bool = False  # the next kernel may start while weights are still streamed, not only after
+    per_task: int = 1  # rows of a task, 1 or 2: they share the activations that were read
     MODULE: ClassVar[str] = "kernels_cuda_matvec"
 
     @property
@@ -58,14 +60,15 @@ class Matvec:
 
 @dataclass(frozen=True)
 class Cut:
-    """How a product is spread: `per` blocks of `threads` on each multiprocessor, tasks of `lanes` threads (see
-    Matvec)."""
+    """How a product is spread: `per` blocks of `threads` on each multiprocessor, tasks of `lanes` threads and
+    `per_task` rows (see Matvec)."""
 
     threads: int
     per: int
     lanes: int
     segments: int
     unroll: int
+    per_task: int = 1
 
 
 @lru_cache(None)
@@ -85,17 +88,20 @@ def cut(type: QType, n_in: int, units: int, rows: int, processors: int) -> Cut:
         threads, per = 256, 1 if units * rows * vectors <= 4.5 * processors * 256 else 2
     best: tuple[float, Cut] | None = None
     widest = 8 if LAYOUTS[type].registers < 6 else 4
-    for lanes in (32, 16, 8, 4):
-        for segments in (1, 2, 4, 8):
-            for unroll in range(1, widest + 1):
-                loads = -(-vectors // (lanes * segments * unroll)) * unroll
-                if (lanes < 8 and vectors >= 16) or (unroll == 1 and vectors > lanes * segments):
-                    continue
-                tasks = -(-units // min(units, processors * per)) * rows * segments
-                cost = -(-tasks // (threads // lanes)) * (loads + 1.5) * (1 + 0.3 / unroll)
-                cost *= 1 + 0.01 * segments + (0.05 if lanes < 16 else 0)
-                if best is None or cost < best[0]:
-                    best = (cost, Cut(threads, per, lanes, segments, unroll))
+    count = -(-units // min(units, processors * per)) * rows
+    for per_task, lanes, segments in product(
+        (1, 2) if LAYOUTS[type].values > 16 else (1,), (32, 16, 8, 4), (1, 2, 4, 8)
+    ):
+        for unroll in range(1, widest // per_task + 1):
+            loads = -(-vectors // (lanes * segments * unroll)) * unroll
+            if (lanes < 8 and vectors >= 16) or (unroll == 1 and vectors > lanes * segments):
+                continue
+            tasks = -(-count // per_task) * segments
+            effort = (loads + 1.5) * (1 if per_task == 1 else 1.5)
+            cost = -(-tasks // (threads // lanes)) * effort * (1 + 0.3 / unroll / per_task)
+            cost *= 1 + 0.01 * segments + (0.05 if lanes < 16 else 0)
+            if best is None or cost < best[0]:
+                best = (cost, Cut(threads, per, lanes, segments, unroll, per_task))
     assert best is not None
     return best[1]
 

@@ -215,7 +215,7 @@ def _product(out, x, norm, weight, batch, act="", add=False, rows=None):
         blocks = min(units, processors * how.per)
         plan = Matvec(
             part.type, part.n_in, how.lanes, how.segments, how.unroll, how.threads, norm.kind if norm else "", act, add,
-            rows is not None, work.dependent, 512 // how.threads, work.early,
+            rows is not None, work.dependent, 512 // how.threads, work.early, how.per_task,
         )  # fmt: skip
         bias = None if weight.bias is None else weight.bias[first : first + part.n_rows]
         args = [

@@ -12,6 +12,7 @@ from __future__ import annotations
 from numba import cuda
 
 from ..quant.types import QType
+from .cuda_layout import LAYOUTS
 from .cuda_ptx import (
     and_or,
     bits_f32,
@@ -100,47 +101,52 @@ def signed_byte(b):
     return f32(i32(b ^ u32(0x80)) - i32(128))
 
 
-def multiplier(type: QType):
-    """dot(r, at, x, step, s, acc): acc + the vector in registers r[at:] times the activations, in its layout's scale.
+def multiplier(type: QType, rows: int):
+    """dot(r, at, x, step, s, acc): acc[k] += the vector of row k times the activations, in the layout's scale.
 
-    The float4 of activations p lies at shared address x + p * step; the sums of this vector's two 16 lie at s.
+    Row k's vector lies in registers r[at + k * registers:]. The float4 of activations p lies at shared address
+    x + p * step; the sums of this vector's two 16 lie at s.
     """
+    ROWS, REGS = rows, LAYOUTS[type].registers
 
     @device
     def dot_f32(r, at, x, step, s, acc):
         a = shared_f32x4(x)
-        acc += bits_f32(r[at]) * a[0]
-        acc += bits_f32(r[at + 1]) * a[1]
-        acc += bits_f32(r[at + 2]) * a[2]
-        acc += bits_f32(r[at + 3]) * a[3]
-        return acc
+        for k in range(ROWS):
+            w, t = at + k * REGS, acc[k]
+            t += bits_f32(r[w]) * a[0]
+            t += bits_f32(r[w + 1]) * a[1]
+            t += bits_f32(r[w + 2]) * a[2]
+            acc[k] = t + bits_f32(r[w + 3]) * a[3]
 
     @device
     def dot_bf16(r, at, x, step, s, acc):
         a, b = shared_f32x4(x), shared_f32x4(x + step)
         high, half = u32(0xFFFF0000), u32(16)
-        acc += bits_f32(r[at] << half) * a[0]
-        acc += bits_f32(r[at] & high) * a[1]
-        acc += bits_f32(r[at + 1] << half) * a[2]
-        acc += bits_f32(r[at + 1] & high) * a[3]
-        acc += bits_f32(r[at + 2] << half) * b[0]
-        acc += bits_f32(r[at + 2] & high) * b[1]
-        acc += bits_f32(r[at + 3] << half) * b[2]
-        acc += bits_f32(r[at + 3] & high) * b[3]
-        return acc
+        for k in range(ROWS):
+            w, t = at + k * REGS, acc[k]
+            t += bits_f32(r[w] << half) * a[0]
+            t += bits_f32(r[w] & high) * a[1]
+            t += bits_f32(r[w + 1] << half) * a[2]
+            t += bits_f32(r[w + 1] & high) * a[3]
+            t += bits_f32(r[w + 2] << half) * b[0]
+            t += bits_f32(r[w + 2] & high) * b[1]
+            t += bits_f32(r[w + 3] << half) * b[2]
+            acc[k] = t + bits_f32(r[w + 3] & high) * b[3]
 
     @device
     def dot_f16(r, at, x, step, s, acc):
         a, b = shared_f32x4(x), shared_f32x4(x + step)
-        acc += low_f16(r[at]) * a[0]
-        acc += high_f16(r[at]) * a[1]
-        acc += low_f16(r[at + 1]) * a[2]
-        acc += high_f16(r[at + 1]) * a[3]
-        acc += low_f16(r[at + 2]) * b[0]
-        acc += high_f16(r[at + 2]) * b[1]
-        acc += low_f16(r[at + 3]) * b[2]
-        acc += high_f16(r[at + 3]) * b[3]
-        return acc
+        for k in range(ROWS):
+            w, t = at + k * REGS, acc[k]
+            t += low_f16(r[w]) * a[0]
+            t += high_f16(r[w]) * a[1]
+            t += low_f16(r[w + 1]) * a[2]
+            t += high_f16(r[w + 1]) * a[3]
+            t += low_f16(r[w + 2]) * b[0]
+            t += high_f16(r[w + 2]) * b[1]
+            t += low_f16(r[w + 3]) * b[2]
+            acc[k] = t + high_f16(r[w + 3]) * b[3]
 
     @device
     def bytes4(w, a, t):
@@ -155,19 +161,23 @@ def multiplier(type: QType):
 
     @device
     def dot_q8_0(r, at, x, step, s, acc):
-        t = bytes4(r[at], shared_f32x4(x), f32(0))
-        t = bytes4(r[at + 1], shared_f32x4(x + step), t)
-        t = bytes4(r[at + 2], shared_f32x4(x + step * u32(2)), t)
-        t = bytes4(r[at + 3], shared_f32x4(x + step * u32(3)), t)
-        return acc + f16_f32(u16(r[at + 4])) * t
+        t = cuda.local.array(ROWS, f32)
+        for j in range(4):
+            a = shared_f32x4(x + step * u32(j))
+            for k in range(ROWS):
+                t[k] = bytes4(r[at + k * REGS + j], a, t[k] if j else f32(0))
+        for k in range(ROWS):
+            acc[k] += f16_f32(u16(r[at + k * REGS + 4])) * t[k]
 
     @device
-    def nibbles32(r, at, x, step):
-        t, half = f32(0), u32(16)
+    def nibbles32(r, at, x, step, t):
+        """t[k] = nibbles of row k times the activations."""
+        half = u32(16)
         for j in range(4):
-            t = nibbles4(r[at + j], shared_f32x4(x + step * u32(2 * j)), t)
-            t = nibbles4(r[at + j] >> half, shared_f32x4(x + step * u32(2 * j + 1)), t)
-        return t
+            a, b = shared_f32x4(x + step * u32(2 * j)), shared_f32x4(x + step * u32(2 * j + 1))
+            for k in range(ROWS):
+                w = r[at + k * REGS + j]
+                t[k] = nibbles4(w >> half, b, nibbles4(w, a, t[k] if j else f32(0)))
 
     @device
     def sum32(s):
@@ -176,32 +186,47 @@ def multiplier(type: QType):
 
     @device
     def dot_q4_0(r, at, x, step, s, acc):
-        return acc + f16_f32(u16(r[at + 4])) * (nibbles32(r, at, x, step) - f32(8) * sum32(s))
+        t = cuda.local.array(ROWS, f32)
+        nibbles32(r, at, x, step, t)
+        offset = f32(8) * sum32(s)
+        for k in range(ROWS):
+            acc[k] += f16_f32(u16(r[at + k * REGS + 4])) * (t[k] - offset)
 
     @device
     def dot_q4_1(r, at, x, step, s, acc):
-        return acc + low_f16(r[at + 4]) * nibbles32(r, at, x, step) + high_f16(r[at + 4]) * sum32(s)
+        t = cuda.local.array(ROWS, f32)
+        nibbles32(r, at, x, step, t)
+        total = sum32(s)
+        for k in range(ROWS):
+            both = r[at + k * REGS + 4]
+            acc[k] += low_f16(both) * t[k] + high_f16(both) * total
 
     @device
     def dot_q4_k(r, at, x, step, s, acc):
-        scale = low_f16(r[at + 5]) * f32(i32(r[at + 4] & u32(255)))
-        least = high_f16(r[at + 5]) * f32(i32(r[at + 4] >> u32(8)))
-        return acc + scale * nibbles32(r, at, x, step) - least * sum32(s)
-
-    @device
-    def sixbits16(w, v, h, x, step):
-        t = sixbits4(w, h, shared_f32x4(x), f32(0))
-        t = sixbits4(w >> u32(16), rotate_right(h, u32(16)), shared_f32x4(x + step), t)
-        t = sixbits4(v, rotate_right(h, u32(2)), shared_f32x4(x + step * u32(2)), t)
-        return sixbits4(v >> u32(16), rotate_right(h, u32(18)), shared_f32x4(x + step * u32(3)), t)
+        t = cuda.local.array(ROWS, f32)
+        nibbles32(r, at, x, step, t)
+        total = sum32(s)
+        for k in range(ROWS):
+            small, large = r[at + k * REGS + 4], r[at + k * REGS + 5]
+            scale = low_f16(large) * f32(i32(small & u32(255)))
+            least = high_f16(large) * f32(i32(small >> u32(8)))
+            acc[k] += scale * t[k] - least * total
 
     @device
     def dot_q6_k(r, at, x, step, s, acc):
+        t = cuda.local.array(ROWS, f32)
         sums = shared_f32x2(s)
-        t = sixbits16(r[at], r[at + 1], r[at + 4], x, step) - f32(32) * sums[0]
-        u = sixbits16(r[at + 2], r[at + 3], r[at + 5], x + step * u32(4), step) - f32(32) * sums[1]
-        d = f16_f32(u16(r[at + 7]))
-        return acc + d * (signed_byte(r[at + 6] & u32(255)) * t + signed_byte(r[at + 6] >> u32(8)) * u)
+        for half in range(2):
+            for j in range(2):
+                at_x = x + step * u32(4 * half + 2 * j)
+                a, b = shared_f32x4(at_x), shared_f32x4(at_x + step)
+                for k in range(ROWS):
+                    w, h = r[at + k * REGS + 2 * half + j], r[at + k * REGS + 4 + half]
+                    u = sixbits4(w, rotate_right(h, u32(2 * j)), a, t[k] if j else f32(0))
+                    t[k] = sixbits4(w >> u32(16), rotate_right(h, u32(2 * j + 16)), b, u)
+            for k in range(ROWS):
+                scale = signed_byte((r[at + k * REGS + 6] >> u32(8 * half)) & u32(255))
+                acc[k] += f16_f32(u16(r[at + k * REGS + 7])) * scale * (t[k] - f32(32) * sums[half])
 
     return {
         QType.F32: dot_f32, QType.F16: dot_f16, QType.BF16: dot_bf16, QType.Q8_0: dot_q8_0,

@@ -1,7 +1,8 @@
 """Matrix times vector, the kernel that a decode step consists of: weights streamed once, everything around them fused.
 
 y = W norm(x) + bias, x += W h + bias, or h = act(W norm(x) + bias): the same loop with another beginning and another
-end. A block owns a contiguous range of output units; a task is one segment of one row, worked on by `lanes` threads.
+end. A block owns a contiguous range of output units; a task is one segment of a row, or of two rows that share the
+activations a thread has read, worked on by `lanes` threads.
 Every thread has the next `unroll` 16-byte loads under way while it multiplies the present ones; the first are issued
 before the activations are staged in shared memory, and with dependent launch before the kernel ahead has finished.
 """
@@ -76,7 +77,8 @@ def kernel(p: Matvec):
     N_IN, LANES, SEGMENTS, UNROLL, THREADS = p.n_in, p.lanes, p.segments, p.unroll, p.threads
     layout = LAYOUTS[p.type]
     VECTORS, VALUES, CHUNKS, REGS = layout.vectors(N_IN), layout.values, p.chunks, layout.registers
-    BATCH = UNROLL * REGS
+    PER_TASK = p.per_task
+    BATCH = UNROLL * PER_TASK * REGS
     PITCH0, PITCH1, PITCH2, PITCH3 = [layout.pitch(k, N_IN) if k < len(layout.planes) else 0 for k in range(4)]
     PLANES = VALUES // 4  # float4s of activations for one vector of weights
     STRIDE = (LANES + (PLANES > 1)) * 16  # bytes between them: padded, so that staging meets no bank conflict
@@ -92,10 +94,39 @@ def kernel(p: Matvec):
     F0, F1, F2, F3 = layout.factors
     SCALE, RESTORE, HAS_SUMS = layout.scale, 1 / layout.scale, layout.scale != 1
     TURNS = (STAGED + THREADS - 1) // THREADS
-    load, multiply = loader(p.type), multiplier(p.type)
+    load, multiply = loader(p.type), multiplier(p.type, PER_TASK)
     HALF_LANES = LANES // 2
     AT_ONCE = min(TURNS, 8)
     N_VALUES, N_GAINS = 4 * (TURNS if NORMED else AT_ONCE), 8 * (TURNS if NORMED else 1)
+
+    @device
+    def load_batch(out, p0, p1, p2, p3, further, v):
+        """The next vectors of a task's rows, the second row `further` rows on."""
+        for j in range(UNROLL):
+            at = v + i32(j * LANES)
+            at = min(at, i32(VECTORS - 1)) if RAGGED else at
+            for k in range(PER_TASK):
+                load(
+                    out,
+                    (j * PER_TASK + k) * REGS,
+                    p0 + u64(k) * further * u64(PITCH0),
+                    p1 + u64(k) * further * u64(PITCH1),
+                    p2 + u64(k) * further * u64(PITCH2),
+                    p3 + u64(k) * further * u64(PITCH3),
+                    at,
+                )
+
+    @device
+    def row_of(q, first, units):
+        """The matrix row of row q of a block's, which are numbered unit by unit."""
+        return first + q // i32(ROWS) + (q % i32(ROWS)) * units
+
+    @device
+    def further_of(q, count, units):
+        """How many rows on the second of a task lies; none where the block's rows end."""
+        if ROWS == 2:
+            return u64(units)
+        return u64(1) if q + i32(1) < count else u64(0)
 
     @device
     def place_of(i):
@@ -210,25 +241,24 @@ def kernel(p: Matvec):
         ahead = cuda.local.array(BATCH, u32)
         values = cuda.local.array(N_VALUES, f32)
         gains = cuda.local.array(N_GAINS, f32)
+        acc = cuda.local.array(PER_TASK, f32)
         base = shared_address(shared)
         tid = i32(cuda.threadIdx.x)
         column, block, blocks = i32(cuda.blockIdx.x), i32(cuda.blockIdx.y), i32(cuda.gridDim.y)
         first = i32(u64(block) * u64(units) // u64(blocks))
         last = i32(u64(block + i32(1)) * u64(units) // u64(blocks))
-        tasks = (last - first) * i32(ROWS * SEGMENTS)
+        count = (last - first) * i32(ROWS)
+        tasks = (count + i32(PER_TASK - 1)) // i32(PER_TASK) * i32(SEGMENTS)
         group, lane = tid // i32(LANES), tid % i32(LANES)
         rounds = (tasks + i32(GROUPS - 1)) // i32(GROUPS)
 
         # the first batch, before anything that waits
         task = min(group, tasks - i32(1))
-        segment, row = task % i32(SEGMENTS), task // i32(SEGMENTS)
-        row = first + row // i32(ROWS) + (row % i32(ROWS)) * units
+        segment, q = task % i32(SEGMENTS), task // i32(SEGMENTS) * i32(PER_TASK)
+        row, further = row_of(q, first, units), further_of(q, count, units)
         p0, p1 = w0 + u64(row) * u64(PITCH0), w1 + u64(row) * u64(PITCH1)
         p2, p3 = w2 + u64(row) * u64(PITCH2), w3 + u64(row) * u64(PITCH3)
-        v = segment * i32(STEPS * LANES) + lane
-        for j in range(UNROLL):
-            at = v + i32(j * LANES)
-            load(now, j * REGS, p0, p1, p2, p3, min(at, i32(VECTORS - 1)) if RAGGED else at)
+        load_batch(now, p0, p1, p2, p3, further, segment * i32(STEPS * LANES) + lane)
         if NORMED:
             load_gain(gain, gain_bias, tid, gains)
         source = load_i32(rows + u64(column) * u64(4)) if PICKED else column
@@ -249,42 +279,44 @@ def kernel(p: Matvec):
         else:
             stage_plain(x + u64(source) * u64(N_IN * 4), base, tid, values)
 
-        task, chunk, acc = group, i32(0), f32(0)
-        total = rounds * i32(CHUNKS)
-        for turn in range(total):
+        task, chunk = group, i32(0)
+        for k in range(PER_TASK):
+            acc[k] = f32(0)
+        turns = rounds * i32(CHUNKS)
+        for turn in range(turns):
             done, place, past = task, segment, chunk
             chunk += i32(1)
             if chunk == i32(CHUNKS):
                 chunk = i32(0)
                 task += i32(GROUPS)
-            if i32(turn) + i32(1) < total:
+            if i32(turn) + i32(1) < turns:
                 if chunk == i32(0):
                     near = min(task, tasks - i32(1))
-                    segment, row = near % i32(SEGMENTS), near // i32(SEGMENTS)
-                    row = first + row // i32(ROWS) + (row % i32(ROWS)) * units
+                    segment, q = near % i32(SEGMENTS), near // i32(SEGMENTS) * i32(PER_TASK)
+                    row, further = row_of(q, first, units), further_of(q, count, units)
                     p0, p1 = w0 + u64(row) * u64(PITCH0), w1 + u64(row) * u64(PITCH1)
                     p2, p3 = w2 + u64(row) * u64(PITCH2), w3 + u64(row) * u64(PITCH3)
                 v = (segment * i32(STEPS) + chunk * i32(UNROLL)) * i32(LANES) + lane
-                for j in range(UNROLL):
-                    at = v + i32(j * LANES)
-                    load(ahead, j * REGS, p0, p1, p2, p3, min(at, i32(VECTORS - 1)) if RAGGED else at)
+                load_batch(ahead, p0, p1, p2, p3, further, v)
             step = place * i32(STEPS) + past * i32(UNROLL)
             here = base + u32(step * i32(PLANES * STRIDE)) + u32(lane * i32(16))
             sums = base + u32(SUMS_AT) + u32((step * i32(LANES) + lane) * i32(8))
             for j in range(UNROLL):
-                acc = multiply(
-                    now, j * REGS, here + u32(j * PLANES * STRIDE), u32(STRIDE), sums + u32(j * LANES * 8), acc
-                )
+                x_at, s_at = here + u32(j * PLANES * STRIDE), sums + u32(j * LANES * 8)
+                multiply(now, j * PER_TASK * REGS, x_at, u32(STRIDE), s_at, acc)
             for j in range(BATCH):
                 now[j] = ahead[j]
             if chunk == i32(0):
-                width = HALF_LANES
-                while width:
-                    acc += cuda.shfl_xor_sync(0xFFFFFFFF, acc, width)
-                    width //= 2
-                if lane == 0 and done < tasks:
-                    shared[i32(PART_AT) + done] = acc * f32(RESTORE)
-                acc = f32(0)
+                for k in range(PER_TASK):
+                    total = acc[k]
+                    width = HALF_LANES
+                    while width:
+                        total += cuda.shfl_xor_sync(0xFFFFFFFF, total, width)
+                        width //= 2
+                    q_done = done // i32(SEGMENTS) * i32(PER_TASK) + i32(k)
+                    if lane == 0 and q_done < count:
+                        shared[i32(PART_AT) + q_done * i32(SEGMENTS) + done % i32(SEGMENTS)] = total * f32(RESTORE)
+                    acc[k] = f32(0)
         if DEPENDENT and not EARLY:
             start_next()
         cuda.syncthreads()
