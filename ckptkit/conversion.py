@@ -181,6 +181,7 @@ def write(
     if ck.config.arch not in ARCHS or not ck.tensors:
         if ck.source.format != module.NAME or options.arch or options.type:
             arch_of(ck, "converting")
+        _check_vocabulary(ck, module, options)
         return _copy(ck, module, dst, options, progress)
     check_model(ck)
     ck, done = as_arch(ck, options.arch, options.drop) if options.arch else (ck, [])
@@ -192,6 +193,7 @@ def write(
             got=ck.config.arch,
             hint="--arch names another arch with the same mathematics",
         )
+    _check_vocabulary(ck, module, options)
     heads = {name: t for name, t in ck.tensors.items() if template(name) in MTP}
     pairing = module.LAYOUTS[ck.config.arch].rope_pairing
     if pairing and pairing != ck.config.rope_pairing:
@@ -247,6 +249,14 @@ def write(
         tuple(done),
         tuple(notes),
     )
+
+
+def _check_vocabulary(ck: Checkpoint, module: ModuleType, options: Options) -> None:
+    """Refuse a malformed vocabulary before anything is written: as the format will hold it, or as it was read."""
+    if hasattr(module, "check_vocabulary"):
+        module.check_vocabulary(ck, options.write)
+    elif ck.tokenizer is not None:
+        ck.tokenizer.check_vocabulary()
 
 
 def _plan(ck: Checkpoint, module: ModuleType, options: Options) -> tuple[Target, dict[str, Tensor]]:

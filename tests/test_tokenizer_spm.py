@@ -105,8 +105,8 @@ def test_without_byte_tokens_an_unknown_character_is_an_error() -> None:
 
 
 def test_malformed_vocabularies() -> None:
-    with pytest.raises(FormatError, match="fewer scores"):
-        SPM(Strings.of([b"a", b"b"]), np.zeros(1, np.float32))
+    with pytest.raises(FormatError, match="scores does not have one entry for each token"):
+        SPM(Strings.of([b"a", b"b"]), np.zeros(1, np.float32)).encode("a")
     with pytest.raises(FormatError, match="written the same"):
         SPM(Strings.of([b"x", b"a", b"a"]), np.zeros(3, np.float32)).encode("a")
     tokenizer = SPM(Strings.of([b"<0xZZ>"]), None, types=np.array([6], np.int32))

@@ -14,6 +14,7 @@ from ..formats import gguf
 from ..formats.gguf_io import MAGIC, Header, Value, tensors
 from ..formats.gguf_keys import text
 from ..tensor import Tensor
+from ..tokenizer.faults import faults
 from . import container, keys, pairing, shapes, sizes, template, values, vocabulary
 from .finding import JUDGED_BY, RULES, SEVERITIES, Finding, Report, finding
 from .mend import mend
@@ -95,7 +96,7 @@ def _walk(path: Path, files: list[File], found: list[Finding]) -> tuple[list[Hea
 
 
 def _other(path: Path, deep: bool) -> Report:
-    """Formats other than GGUF: does it open, has every token a row, is the template only text.
+    """Formats other than GGUF: does it open, has every token a row, is the template only text, are merges of tokens.
 
     That a token without a row stops Hugging Face rests on PyTorch's embedding, which raises IndexError for such an id.
     """
@@ -109,6 +110,9 @@ def _other(path: Path, deep: bool) -> Report:
                 found.append(finding("tokens-beyond-rows", "tokenizer", what,
                                      "an id beyond the rows stops Hugging Face",
                                      "pair it with its tokenizer"))  # fmt: skip
+            if ck.tokenizer:
+                merges = [f for f in faults(ck.tokenizer.vocabulary()) if f.part == "merges"]
+                found += [container.unreadable(ck.tokenizer.origin.error(fault)) for fault in merges[:1]]
             found += values.zero_rows(ck.tensors)
             found += values.nonfinite(ck.tensors) if deep else ()
             return _report(path, ck.source.format, ck.config.arch, found, tuple(ck.source.notes))

@@ -50,10 +50,10 @@ SILENT = {
 KINDS = {f"{T}scores": (Kind.F32, Kind.I32)}  # where llama.cpp takes more than one
 PADDING = re.compile(rb"\[PAD\d+\]")
 # kind of fault -> what llama.cpp does; what mends it, and whether --fix can
-AGAIN = "export the tokenizer again"
+AGAIN = "export the tokenizer again; ckptkit convert refuses it as it is"
 FAULTS: Mapping[str, tuple[str, str, bool]] = {
     "equal": ("llama.cpp stops the whole process: its table of tokens is too short", AGAIN, False),
-    "empty": ("llama.cpp gives the token a name of its own", "write that name", True),
+    "empty": ("llama.cpp gives the token a name of its own; ckptkit convert refuses it", "write that name", True),
     "merge": ("the merge never happens", AGAIN, False),
     "unknown": ("the merge never happens", AGAIN, False),
 }

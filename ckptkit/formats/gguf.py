@@ -35,7 +35,7 @@ from .gguf_io import (
     shard_path,
     tensors,
 )
-from .gguf_keys import FIELDS, all_keys, number, text
+from .gguf_keys import FIELDS, all_keys, number, text, vocabulary_keys
 from .gguf_known import NORM_EPS, T
 from .options import ReadOptions, Target, WriteOptions, chosen
 
@@ -253,12 +253,14 @@ def notes(ck: Checkpoint) -> list[str]:
         found.append("arch microgpt is known to ckptkit alone: no other engine loads this GGUF")
     if ck.tokenizer is not None and f"{T}model" not in ck.source.metadata:
         found += gguf_tokenizer.notes(ck.tokenizer)
-    tokens = ck.source.metadata.get(f"{T}tokens")
-    if isinstance(tokens, Value) and tokens.element == Kind.STRING and (pair := gguf_tokenizer.equal(tokens.value)):
-        found.append(
-            f"tokens {pair[0]:,} and {pair[1]:,} are written the same: llama.cpp stops the process at this file"
-        )
     return found
+
+
+def check_vocabulary(ck: Checkpoint, options: WriteOptions) -> None:
+    """Raise FormatError where the file to write would hold a malformed vocabulary, all keys set and removed."""
+    if ck.tokenizer is not None and f"{T}model" not in ck.source.metadata:
+        ck.tokenizer.check_vocabulary()
+    gguf_tokenizer.check_vocabulary(vocabulary_keys(ck, options), ck.source.paths[0])
 
 
 def targets(ck: Checkpoint, options: WriteOptions) -> list[Target]:

@@ -116,8 +116,23 @@ def all_keys(ck: Checkpoint, stored: Mapping[str, Tensor], path: Path, options: 
         )
     if options.name:
         merged["general.name"] = Value(Kind.STRING, options.name)
-    merged |= {k: v if isinstance(v, Value) else _typed(k, v, kept.get(k)) for k, v in options.metadata.items()}
-    return {k: v for k, v in merged.items() if k not in options.remove}
+    return _edited(merged, kept, options.metadata, options.remove)
+
+
+def vocabulary_keys(ck: Checkpoint, options: WriteOptions) -> dict[str, Value]:
+    """The tokenizer's keys of the file to write, edits made."""
+    kept = {k: v for k, v in ck.source.metadata.items() if isinstance(v, Value) and k.startswith("tokenizer.")}
+    made = gguf_tokenizer.keys(ck.tokenizer) if ck.tokenizer is not None and "tokenizer.ggml.model" not in kept else {}
+    given = {k: v for k, v in options.metadata.items() if k.startswith("tokenizer.")}
+    return _edited(kept | made, kept, given, options.remove)
+
+
+def _edited(
+    keys: Mapping[str, Value], kept: Mapping[str, Value], given: Mapping[str, Any], remove: tuple[str, ...]
+) -> dict[str, Value]:
+    """Keys set, in the type that they have in `kept`, and left out."""
+    values = {k: v if isinstance(v, Value) else _typed(k, v, kept.get(k)) for k, v in given.items()}
+    return {k: v for k, v in {**keys, **values}.items() if k not in remove}
 
 
 def _same(a: Value, b: Value) -> bool:

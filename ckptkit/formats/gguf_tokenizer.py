@@ -17,23 +17,39 @@ import numpy as np
 from ..errors import FormatError, UnsupportedError
 from ..tokenizer import ByteBPE, Strings, Tokenizer
 from ..tokenizer.chars import CharTokenizer
+from ..tokenizer.faults import MEND, Origin, Vocabulary, refuse
 from ..tokenizer.nanoeuler_bpe import NanoeulerBPE, gguf_vocabulary
 from ..tokenizer.pre import WITHOUT_BOS
 from ..tokenizer.spm import SPM
 from .gguf_io import Kind, Value
-from .gguf_known import ARRAYS, ID_KEYS, T
+from .gguf_known import ARRAYS, ID_KEYS, WITH_MERGES, T
 
 NANOEULER = "ckptkit.nanoeuler.merges"
 CHARS_BOS = "ckptkit.chars.bos"
 STAND_IN = "ckptkit.stand_in."  # role -> the id that was written for one that the vocabulary does not name
 DEFAULT_ID = 11  # what llama.cpp takes for BOS and EOS of model "gpt2"
+NAMES = {key.removeprefix(T): key for key in ARRAYS} | {f"{role}_token_id": key for role, key in ID_KEYS.items()}
+MENDS = {  # kind of fault -> what to do
+    "id": "ckptkit check FILE --fix OUT removes the key; convert with --set {name}=ID writes another",
+    "empty": "ckptkit check FILE --fix OUT names it [EMPTY_{index}], as llama.cpp does",
+    "length": f"{MEND}; or convert with --remove {{name}}",
+    **dict.fromkeys(("merge", "unknown"), f"{MEND}; or convert with --remove {{name}} and let check --fix rebuild it"),
+}
 
 
 def read(keys: Mapping[str, Value], path: Path) -> Tokenizer | None:
     """The tokenizer that the keys describe; None for a kind that we cannot run.
 
-    Arrays that it needs and that have another type, or are too short, are refused.
+    Arrays that it needs and that have another type are refused.
     """
+    tokenizer, found = _read(keys, path), vocabulary(keys)
+    if tokenizer is not None:
+        tokenizer.origin = origin(path)
+        tokenizer.lengths = dict(found.lengths) if found is not None else {}
+    return tokenizer
+
+
+def _read(keys: Mapping[str, Value], path: Path) -> Tokenizer | None:
     model = keys[f"{T}model"].value
     for key, kind in ARRAYS.items():
         value = keys.get(key)
@@ -54,18 +70,9 @@ def read(keys: Mapping[str, Value], path: Path) -> Tokenizer | None:
         return NanoeulerBPE(pairs[:, 0], pairs[:, 1])
     if tokens is None:
         return None
-    types, scores = _array(keys, "token_type"), _array(keys, "scores")
-    for name, array in (("token types", types), ("scores", scores)):
-        if array is not None and len(array) < len(tokens):
-            least = f"{len(tokens):,}"
-            raise FormatError(f"fewer {name} than tokens", path=path, expected=least, got=f"{len(array):,}")
     common: dict[str, Any] = {
-        "types": None if types is None else types[: len(tokens)],
-        "ids": {
-            role: int(keys[key].value)
-            for role, key in ID_KEYS.items()
-            if key in keys and _is_integer(keys[key]) and keys[key] != keys.get(STAND_IN + role)
-        },
+        "types": _array(keys, "token_type"),
+        "ids": {role: i for role, i in _ids(keys).items() if keys[ID_KEYS[role]] != keys.get(STAND_IN + role)},
         "add_bos": _flag(keys, f"{T}add_bos_token"),
         "add_eos": _flag(keys, f"{T}add_eos_token"),
         "chat_template": _text(keys, "tokenizer.chat_template"),
@@ -76,9 +83,37 @@ def read(keys: Mapping[str, Value], path: Path) -> Tokenizer | None:
         return ByteBPE(tokens, _array(keys, "merges"), pre=_text(keys, f"{T}pre") or "", **common)
     if model == "llama":
         flags: dict[str, Any] = {n: _flag(keys, f"{T}{n}") for n in ("add_space_prefix", "remove_extra_whitespaces")}
-        scores = None if scores is None else scores[: len(tokens)]
-        return SPM(tokens, scores, **common, **{n: v for n, v in flags.items() if v is not None})
+        return SPM(tokens, _array(keys, "scores"), **common, **{n: v for n, v in flags.items() if v is not None})
     return None
+
+
+def origin(path: Path) -> Origin:
+    """How faults of a GGUF's vocabulary are told."""
+    return Origin(path, NAMES, MENDS, c_strings=True)
+
+
+def vocabulary(keys: Mapping[str, Value]) -> Vocabulary | None:
+    """What the keys say of a vocabulary of any model; None where they hold no tokens."""
+    tokens, merges = keys.get(f"{T}tokens"), keys.get(f"{T}merges")
+    if tokens is None or tokens.element != Kind.STRING:
+        return None
+    arrays = {name: keys[T + name] for name in ("token_type", "scores") if T + name in keys}
+    lengths = {name: len(value.value) for name, value in arrays.items() if value.kind == Kind.ARRAY}
+    read = _text(keys, f"{T}model") in WITH_MERGES and merges is not None and merges.element == Kind.STRING
+    return Vocabulary(tokens.value, merges.value if merges and read else None, _ids(keys), lengths, c_strings=True)
+
+
+def check_vocabulary(keys: Mapping[str, Value], path: Path) -> None:
+    """Raise FormatError for the first fault of the vocabulary that the keys hold."""
+    found = vocabulary(keys)
+    if found is not None:
+        refuse(found, origin(path))
+
+
+def _ids(keys: Mapping[str, Value]) -> dict[str, int]:
+    """Role -> id, as stored."""
+    found = {role: keys[key] for role, key in ID_KEYS.items() if key in keys}
+    return {role: int(value.value) for role, value in found.items() if _is_integer(value)}
 
 
 def _array(keys: Mapping[str, Value], name: str) -> Any:
@@ -98,15 +133,6 @@ def _text(keys: Mapping[str, Value], key: str) -> str | None:
 
 def _is_integer(value: Value) -> bool:
     return value.kind not in (Kind.F32, Kind.F64, Kind.STRING, Kind.ARRAY, Kind.BOOL)
-
-
-def equal(strings: Strings) -> tuple[int, int] | None:
-    """The first two tokens written the same; an empty one has a name of its own in llama.cpp, and does not count."""
-    texts = list(strings)
-    if len(set(texts)) == len(texts):
-        return None
-    seen: dict[bytes, int] = {}
-    return next(((seen[t], i) for i, t in enumerate(texts) if t and seen.setdefault(t, i) != i), None)
 
 
 def stand_ins(tokenizer: Tokenizer) -> dict[str, int]:
@@ -157,13 +183,6 @@ def keys(tokenizer: Tokenizer) -> dict[str, Value]:
     else:
         strings = tokenizer.tokens
     n = len(strings)
-    if pair := equal(strings):
-        raise FormatError(
-            "two tokens are written the same",
-            at=f"tokens {pair[0]:,} and {pair[1]:,}",
-            expected="a different text for each token, or llama.cpp stops the process at the GGUF",
-            got=repr(strings[pair[0]]),
-        )
     found = {
         f"{T}model": Value(Kind.STRING, "rwkv" if isinstance(tokenizer, CharTokenizer) else tokenizer.model),
         f"{T}pre": Value(Kind.STRING, pre),

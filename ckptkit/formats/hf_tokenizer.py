@@ -18,6 +18,7 @@ import numpy as np
 from ..errors import FormatError, UnsupportedError
 from ..tokenizer import ByteBPE, Strings, Tokenizer, TokenType
 from ..tokenizer.chars import CharTokenizer
+from ..tokenizer.faults import NO_ID, Origin
 from ..tokenizer.hf import HFTokenizer
 from ..tokenizer.nanoeuler_bpe import NanoeulerBPE
 from ..tokenizer.spm import SPACE, SPM
@@ -27,6 +28,8 @@ from .hf_tokenizer_write import CHARS, NANOEULER, ROLES, differs, write
 __all__ = ["differs", "read", "write"]
 
 LIMIT = 1 << 28  # bytes of a file
+GPT2_END = 50256  # transformers writes it as BOS and EOS of every gpt2, however small the vocabulary
+MENDS = {"id": "correct {name} in config.json, or name the token in tokenizer_config.json"}
 
 
 def read(path: Path) -> Tokenizer | None:
@@ -54,7 +57,9 @@ def from_texts(path: Path, tokenizer: str, config: str) -> Tokenizer:
         raise FormatError("the tokenizer in the metadata is not JSON", path=path, offset=8, got=str(e)[:60]) from e
     if not isinstance(found, dict) or not isinstance(found.get("model"), dict) or not isinstance(settings, dict):
         raise FormatError("no tokenizer in the metadata", path=path, offset=8, expected='an object with "model"')
-    return _from_json(path / "tokenizer.json", found, settings)
+    made = _from_json(path / "tokenizer.json", found, settings)
+    made.origin = Origin(path)
+    return made
 
 
 def _load(path: Path) -> Any:
@@ -93,6 +98,7 @@ def _from_vocab(folder: Path, config: dict[str, Any]) -> Tokenizer:
         notes=["vocab.json and merges.txt name no splitter: took GPT-2's"],
     )
     tokenizer.lstrip, tokenizer.rstrip = strips
+    tokenizer.origin = Origin(folder / "vocab.json", mends=MENDS)
     return tokenizer
 
 
@@ -151,6 +157,7 @@ def _from_json(path: Path, found: dict[str, Any], config: dict[str, Any]) -> Tok
             tokens, text, byte_level="ByteLevel" in json.dumps(found.get("decoder")), notes=notes, **common
         )
     tokenizer.lstrip, tokenizer.rstrip = strips
+    tokenizer.origin = Origin(path, mends=MENDS)
     return tokenizer
 
 
@@ -223,11 +230,15 @@ def _roles(folder: Path, config: dict[str, Any], tokens: Strings) -> dict[str, i
             i = tokens.find(text.encode()) if isinstance(text, str) and text else -1
             if i >= 0:
                 ids.setdefault(role, i)
-    model = _load(folder / "config.json")
+    found = _load(folder / "config.json")
+    model: dict[str, Any] = found if isinstance(found, dict) else {}
+    none = {*NO_ID}
+    if model.get("model_type") == "gpt2" and len(tokens) <= GPT2_END:
+        none.add(GPT2_END)
     for role in ("bos", "eos", "pad"):
-        given = model.get(f"{role}_token_id") if isinstance(model, dict) else None
+        given = model.get(f"{role}_token_id")
         given = given[0] if isinstance(given, list) and given else given
-        if isinstance(given, int) and 0 <= given < len(tokens):
+        if isinstance(given, int) and given not in none:
             ids.setdefault(role, given)
     return ids
 

@@ -17,6 +17,7 @@ import numpy as np
 from ..errors import CkptError, FormatError, UnsupportedError
 from ..files import File, replacing
 from ..tokenizer import Strings, Tokenizer, TokenType
+from ..tokenizer.faults import Origin
 from ..tokenizer.spm import SPACE, SPM
 
 STORED = "llama2c-tokenizer longest {}"
@@ -84,7 +85,9 @@ def read(path: Path, vocab_size: int = 0) -> SPM:
     for b in range(256):
         if tokens[3 + b : 4 + b] == [f"<0x{b:02X}>".encode()]:
             types[3 + b] = TokenType.BYTE
-    return SPM(Strings.of(tokens), scores, types=types, stored=STORED.format(longest))
+    tokenizer = SPM(Strings.of(tokens), scores, types=types, stored=STORED.format(longest))
+    tokenizer.origin = Origin(path)
+    return tokenizer
 
 
 def _count(data: bytes) -> int:

@@ -16,6 +16,7 @@ import numpy as np
 from ..errors import FormatError, UnsupportedError
 from ..files import File, replacing
 from ..tokenizer import ByteBPE, Strings, Tokenizer, TokenType
+from ..tokenizer.faults import Origin
 
 MAGIC = 20240328
 HEADER = 1024
@@ -94,9 +95,11 @@ def read(path: Path) -> ByteBPE:
     if eot >= 0:
         types[eot] = TokenType.CONTROL
         ids = {"bos": eot, "eos": eot}
-    return ByteBPE(
+    tokenizer = ByteBPE(
         tokens, None, pre="gpt-2", raw=True, types=types, ids=ids, notes=notes, stored=STORED.format(version)
     )
+    tokenizer.origin = Origin(path)
+    return tokenizer
 
 
 def holds(tokenizer: Tokenizer | None) -> bool:

@@ -145,6 +145,8 @@ class Collector:
     ) -> None:
         self.prompt, self.history, self.options, self.emit = prompt, list(prompt), options, emit
         self.tokenizer = model.tokenizer
+        if self.tokenizer is not None:
+            self.tokenizer.check_vocabulary()
         if options.stop and self.tokenizer is None:
             raise UnsupportedError("a reverse prompt needs a tokenizer", hint="give one with --tokenizer")
         # the last token picked need not be fed back; the padded window of --left-pad never fills up

@@ -6,11 +6,13 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import FormatError, UnsupportedError
+from ..errors import UnsupportedError
+from .faults import Origin, Vocabulary, misfits, refuse
 from .special import (
     ALWAYS_PARSED,
     BY_TEXT,
@@ -23,6 +25,7 @@ from .special import (
 )
 from .strings import Strings
 
+Scalar = TypeVar("Scalar", np.int32, np.float32)
 INVALID = re.compile("([\udc80-\udcff]+)")  # undecodable bytes, as surrogateescape writes them
 
 
@@ -31,7 +34,10 @@ class Tokenizer(ABC):
 
     `tokens`: token texts as stored. `types`: one TokenType for each, or None when all are normal. `ids`: role -> id
     (special.ROLES). `notes`: what had to be assumed. `stored`: name and version of the tokenizer's own file, or "".
-    `lstrip`, `rstrip`: ids of special tokens that swallow the whitespace before or after them.
+    `lstrip`, `rstrip`: ids of special tokens that swallow the whitespace before or after them. `origin`: where it was
+    read. `lengths`: entries stored of the arrays that have one for each token. `strays`: ids outside the vocabulary.
+
+    A malformed vocabulary (faults.py) is held as well as it can be, and refused when text is encoded.
     """
 
     kind: str = ""
@@ -49,18 +55,16 @@ class Tokenizer(ABC):
         chat_template: str | None = None,
         notes: Iterable[str] = (),
         stored: str = "",
+        lengths: Mapping[str, int] | None = None,
     ) -> None:
-        if types is not None and len(types) < len(tokens):
-            raise FormatError(
-                "fewer token types than tokens", at="token types", expected=f"{len(tokens):,}", got=f"{len(types):,}"
-            )
-        self.tokens, self.types = tokens, types
+        self.tokens = tokens
+        self.types = None if types is None else one_each(types, len(tokens), TokenType.NORMAL)
         self.ids: dict[str, int] = {role: i for role, i in (ids or {}).items() if 0 <= i < len(tokens)}
-        bad = [
-            f"{role} id {i} is outside the vocabulary and ignored"
-            for role, i in (ids or {}).items()
-            if role not in self.ids
-        ]
+        self.strays = {role: i for role, i in (ids or {}).items() if role not in self.ids}
+        self.lengths = {**({} if types is None else {"token_type": len(types)}), **(lengths or {})}
+        self.origin = Origin()
+        self._sound = False
+        bad = [f"as stored, {fault}" for fault in misfits(Vocabulary(tokens, ids=self.strays, lengths=self.lengths))]
         self.add_bos, self.add_eos = add_bos, add_eos
         self.chat_template, self.stored = chat_template, stored
         bad += ["BOS is to be added, but the vocabulary names none"] if add_bos and "bos" not in self.ids else []
@@ -140,6 +144,23 @@ class Tokenizer(ABC):
         if not 0 <= id < self.vocab_size:
             raise UnsupportedError("no such token", expected=f"an id from 0 to {self.vocab_size - 1:,}", got=id)
 
+    # -- faults
+
+    def vocabulary(self) -> Vocabulary:
+        """What faults.py judges the tokenizer by."""
+        ids = self.ids | self.strays
+        return Vocabulary(self.tokens, ids=ids, lengths=self.lengths, c_strings=self.origin.c_strings)
+
+    def check_vocabulary(self) -> None:
+        """Raise FormatError for the first fault of the vocabulary."""
+        if not self._sound:
+            refuse(self.vocabulary(), self.origin)
+            self._sound = True
+
+    def _check_for_text(self) -> None:
+        """As much of `check_vocabulary` as encoding does not do itself."""
+        self.check_vocabulary()
+
     # -- ids to bytes
 
     @abstractmethod
@@ -177,7 +198,11 @@ class Tokenizer(ABC):
         """One id for each byte, for bytes that are no UTF-8; UnsupportedError where the vocabulary lacks one."""
 
     def encode(self, text: str | bytes, special: bool = False) -> list[int]:
-        """Ids of a text, without BOS or EOS. `special`: control tokens written in the text become their ids."""
+        """Ids of a text, without BOS or EOS. `special`: control tokens written in the text become their ids.
+
+        Raises FormatError where the vocabulary is malformed.
+        """
+        self._check_for_text()
         out: list[int] = []
         for part in self._partition(as_bytes(text), special):
             if isinstance(part, int):
@@ -268,6 +293,12 @@ class Tokenizer(ABC):
             piece = piece.rstrip() if id in self.lstrip and k < len(pieces) - 1 else piece
             if piece:
                 yield piece
+
+
+def one_each(values: NDArray[Scalar], n: int, fill: int) -> NDArray[Scalar]:
+    """The first `n` values, and `fill` where there are fewer."""
+    missing = np.full(max(n - len(values), 0), fill, values.dtype)
+    return np.concatenate([values[:n], missing]) if len(values) != n else values
 
 
 def as_bytes(text: str | bytes) -> bytes:

@@ -8,6 +8,7 @@ llm.c files as raw bytes; both are held as stored.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -18,6 +19,7 @@ from ..errors import FormatError, UnsupportedError
 from . import merges as merge_lists
 from .base import Tokenizer
 from .byte_alphabet import TO_CHAR, to_bytes, to_text
+from .faults import Vocabulary, refuse
 from .merging import encode_blocks
 from .pre import PRES, lookup
 from .special import SPECIAL, TokenType
@@ -66,6 +68,7 @@ class ByteBPE(Tokenizer):
         self.ignore_merges = row is not None and row.ignore_merges
         self.raw = raw
         self._merges = merges
+        self._looked_at = False
         super().__init__(
             tokens,
             types=types,
@@ -100,6 +103,15 @@ class ByteBPE(Tokenizer):
         """`token_text` of every token."""
         return Strings.of(map(self.token_text, range(self.vocab_size))) if self.raw else self.tokens
 
+    def vocabulary(self) -> Vocabulary:
+        """Texts and merges as they are written in the byte alphabet."""
+        return replace(super().vocabulary(), tokens=self.token_texts(), merges=self._merges)
+
+    def _check_for_text(self) -> None:
+        if not self._sound and not self._looked_at:  # the package looks at the merges, and faster
+            refuse(replace(self.vocabulary(), merges=None), self.origin)
+            self._looked_at = True
+
     # -- merges
 
     def merge_texts(self) -> Strings:
@@ -111,52 +123,25 @@ class ByteBPE(Tokenizer):
 
     @cached_property
     def merge_ids(self) -> list[tuple[int, int]]:
-        """The merges, in order, as pairs of ids. Raises FormatError for one that names no token."""
+        """The merges, in order, as pairs of ids. Raises FormatError where the vocabulary is malformed."""
         if self._merges is not None:
-            vocabulary = self._vocabulary
-            pairs = self._merge_pairs()
-            for k, (a, b) in enumerate(pairs):
-                missing = next((s for s in (a, b, a + b) if s not in vocabulary), None)
-                if missing is not None:
-                    raise FormatError(
-                        "a merge names a token that the vocabulary lacks",
-                        at=f"merge {k:,}",
-                        expected="tokens",
-                        got=repr(missing),
-                    )
-            return [(vocabulary[a], vocabulary[b]) for a, b in pairs]
+            self.check_vocabulary()
+            return [(self._vocabulary[a], self._vocabulary[b]) for a, b in self._merge_pairs()]
         kinds = np.ones(self.vocab_size, np.int32) if self.types is None else self.types[: self.vocab_size]
         plain = np.flatnonzero(~np.isin(kinds, (*SPECIAL, TokenType.UNUSED, TokenType.BYTE))).tolist()
         return merge_lists.rebuild([self.token_bytes(i) for i in range(self.vocab_size)], plain)
 
     def _merge_pairs(self) -> list[tuple[str, str]]:
         pairs = []
-        for k, line in enumerate(self.merge_texts()):
-            left, _, right = line.decode("utf-8", "replace").partition(" ")
-            if not left or not right or " " in right:
-                raise FormatError(
-                    "a merge is not two tokens", at=f"merge {k:,}", expected='"left right"', got=repr(line)
-                )
+        for line in self.merge_texts():
+            left, _, right = line.decode("utf-8", "backslashreplace").partition(" ")
             pairs.append((left, right))
         return pairs
 
     @cached_property
     def _vocabulary(self) -> dict[str, int]:
-        """Token text -> id; an empty text gets a name. Raises FormatError for a text that two tokens share."""
-        texts = [t.decode("utf-8", "replace") or f"[EMPTY_{i}]" for i, t in enumerate(self.token_texts())]
-        vocabulary = dict(zip(texts, range(len(texts)), strict=True))
-        if len(vocabulary) < len(texts):
-            first: dict[str, int] = {}
-            for i, text in enumerate(texts):
-                if first.setdefault(text, i) != i:
-                    raise FormatError(
-                        "two tokens are written the same",
-                        at=f"tokens {first[text]:,} and {i:,}",
-                        expected="a different text for each token",
-                        got=repr(text),
-                        hint="rename or remove one of them; llama.cpp aborts on such a file",
-                    )
-        return vocabulary
+        """Token text -> id; what is no UTF-8 gets another text, which no merge reaches."""
+        return {t.decode("utf-8", "backslashreplace"): i for i, t in enumerate(self.token_texts())}
 
     # -- encoding
 
@@ -168,7 +153,7 @@ class ByteBPE(Tokenizer):
         try:
             return BPE(self._vocabulary, pairs, cache_capacity=0)
         except Exception as e:
-            _ = self.merge_ids  # names the merge that is to blame
+            self.check_vocabulary()  # names the merge that is to blame
             raise FormatError("the merges do not fit the vocabulary", got=str(e)) from e
 
     @cached_property

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from ..errors import FormatError, UnsupportedError
 from .base import Tokenizer
 from .byte_alphabet import to_bytes, to_text
+from .faults import Vocabulary
 from .special import TokenType
 from .strings import Strings
 
@@ -72,6 +74,10 @@ class CharTokenizer(Tokenizer):
     def alphabet_texts(self) -> Strings:
         """Token texts as GGUF writes them: in the byte alphabet, BOS as it is."""
         return Strings.of(t if i == self.bos else to_text(t).encode() for i, t in enumerate(self.tokens))
+
+    def vocabulary(self) -> Vocabulary:
+        """Texts in the byte alphabet: a character may be a NUL byte."""
+        return replace(super().vocabulary(), tokens=self.alphabet_texts())
 
     def _token_bytes(self, id: int) -> bytes:
         return self.tokens[id]

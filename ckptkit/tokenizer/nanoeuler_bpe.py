@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from ..errors import FormatError
 from .base import Tokenizer
 from .byte_alphabet import to_text
+from .faults import Vocabulary
 from .merging import BLOCK, encode_blocks, merge
 from .special import TokenType
 from .strings import Strings
@@ -74,6 +75,10 @@ class NanoeulerBPE(Tokenizer):
     def vocab_size(self) -> int:
         """256 bytes and the merges."""
         return 256 + len(self.left)
+
+    def vocabulary(self) -> Vocabulary:
+        """Nothing to judge: its merges are ids, which were looked at, and two of them may spell the same."""
+        return Vocabulary(())
 
     def merges(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Left and right ids of the merges, as stored."""

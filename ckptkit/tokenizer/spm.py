@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import FormatError, UnsupportedError
-from .base import Tokenizer, as_bytes
+from ..errors import UnsupportedError
+from .base import Tokenizer, as_bytes, one_each
 from .byte_bpe import byte_of
+from .faults import Vocabulary
 from .merging import BLOCK, encode_blocks, merge
 from .special import SPECIAL, TokenType
 from .strings import Strings
@@ -55,17 +57,13 @@ class SPM(Tokenizer):
         stored: str = "",
     ) -> None:
         said = list(notes)
-        self._merges = None if merges is None else [m.decode("utf-8", "replace").split(" ") for m in merges]
-        if self._merges is not None:
-            scores = _scores(tokens, self._merges)
+        self._merges = merges
+        if merges is not None:
+            scores = _scores(tokens, merges)
         if scores is None:
             said.append("no scores are stored: all are taken as 0, and pairs are joined from the left")
             scores = np.zeros(len(tokens), np.float32)
-        if len(scores) < len(tokens):
-            raise FormatError(
-                "fewer scores than tokens", at="scores", expected=f"{len(tokens):,}", got=f"{len(scores):,}"
-            )
-        self.scores = np.asarray(scores, np.float32)
+        self.scores = one_each(np.asarray(scores, np.float32), len(tokens), 0)
         self.add_space_prefix = add_space_prefix
         self.remove_extra_whitespaces = remove_extra_whitespaces
         defaults = {role: i for role, i in DEFAULT_IDS.items() if i < len(tokens)}
@@ -78,6 +76,7 @@ class SPM(Tokenizer):
             chat_template=chat_template,
             notes=said,
             stored=stored,
+            lengths={"scores": len(scores)},
         )
         self._pieces: dict[str, list[int]] = {}
         self._clean: dict[tuple[int, int], bool] = {}
@@ -90,6 +89,10 @@ class SPM(Tokenizer):
         if kind == TokenType.BYTE:
             return byte_of(stored)
         return stored if kind in SPECIAL else stored.replace(SPACE.encode(), b" ")
+
+    def vocabulary(self) -> Vocabulary:
+        """Tokens, and the merges that stand in for scores."""
+        return replace(super().vocabulary(), merges=self._merges)
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         """The bytes of a sequence of ids, without the space that encoding puts before a text."""
@@ -105,21 +108,13 @@ class SPM(Tokenizer):
 
     @cached_property
     def _texts(self) -> dict[str, int]:
-        """Text -> id of the tokens that plain text can become. Raises FormatError for a text that two tokens share."""
-        found: dict[str, int] = {}
+        """Text -> id of the tokens that plain text can become."""
         kinds = self.types
-        for i, data in enumerate(self.tokens):
-            text = data.decode("utf-8", "replace")
-            if not text or (kinds is not None and kinds[i] not in JOINABLE):
-                continue
-            if found.setdefault(text, i) != i:
-                raise FormatError(
-                    "two tokens are written the same",
-                    at=f"tokens {found[text]:,} and {i:,}",
-                    expected="a different text for each token",
-                    got=repr(text),
-                )
-        return found
+        return {
+            data.decode("utf-8", "surrogateescape"): i  # what is no UTF-8 is no part of a text
+            for i, data in enumerate(self.tokens)
+            if kinds is None or kinds[i] in JOINABLE
+        }
 
     @cached_property
     def _byte_id(self) -> list[int]:
@@ -144,10 +139,14 @@ class SPM(Tokenizer):
     def _pairs(self) -> dict[tuple[int, int], tuple[int, int]]:
         """(left, right) -> (rank, id): every way to make a token of two tokens; equal scores have equal ranks."""
         texts = self._texts
-        if self._merges is not None:
-            return {(texts[a], texts[b]): (rank, texts[a + b]) for rank, (a, b) in enumerate(self._merges)}
-        levels = {s: r for r, s in enumerate(sorted({float(s) for s in self.scores}, reverse=True))}
         pairs = {}
+        if self._merges is not None:
+            for rank, line in enumerate(self._merges):
+                a, _, b = line.decode("utf-8", "surrogateescape").partition(" ")
+                if a in texts and b in texts and a + b in texts:  # others are of special tokens
+                    pairs[texts[a], texts[b]] = (rank, texts[a + b])
+            return pairs
+        levels = {s: r for r, s in enumerate(sorted({float(s) for s in self.scores}, reverse=True))}
         for text, i in texts.items():
             rank = levels[float(self.scores[i])]
             for k in range(1, len(text)):
@@ -230,7 +229,7 @@ class SPM(Tokenizer):
         return [texts.get(c, -1) for c in piece]
 
     def _text(self, id: int) -> str:
-        return self.tokens[id].decode("utf-8", "replace")
+        return self.tokens[id].decode("utf-8", "surrogateescape")
 
     def _length(self, id: int) -> int:
         """Characters of a token; one for a character without a token."""
@@ -265,6 +264,7 @@ class SPM(Tokenizer):
 
     def encode(self, text: str | bytes, special: bool = False) -> list[int]:
         """Ids of a text, without BOS or EOS. `special`: control tokens written in the text become their ids."""
+        self._check_for_text()
         out: list[int] = []
         fresh = True
         for part in self._partition(as_bytes(text), special):
@@ -277,18 +277,12 @@ class SPM(Tokenizer):
         return out
 
 
-def _scores(tokens: Strings, merges: list[list[str]]) -> NDArray[np.float32]:
-    """Scores that put tokens in the order of the first merge that makes them; what no merge makes comes last.
-
-    Raises FormatError for a merge that is not two tokens or names one that the vocabulary lacks.
-    """
-    known = {t.decode("utf-8", "replace"): i for i, t in enumerate(tokens)}
+def _scores(tokens: Strings, merges: Strings) -> NDArray[np.float32]:
+    """Scores that put tokens in the order of the first merge that makes them; what no merge makes comes last."""
+    known = {t: i for i, t in enumerate(tokens)}
     scores = np.full(len(tokens), -1e9, np.float32)
-    for k, pair in enumerate(merges):
-        if len(pair) != 2 or not all(s in known for s in (*pair, "".join(pair))):
-            raise FormatError(
-                "a merge names a token that the vocabulary lacks", at=f"merge {k:,}", expected="tokens", got=repr(pair)
-            )
-        i = known["".join(pair)]
-        scores[i] = max(scores[i], -float(k))
+    for k, line in enumerate(merges):
+        i = known.get(line.replace(b" ", b""))
+        if i is not None:  # else the merge is a fault, which is told when the vocabulary is used
+            scores[i] = max(scores[i], -float(k))
     return scores
