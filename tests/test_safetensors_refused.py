@@ -67,6 +67,18 @@ def test_nothing_is_left_of_a_directory_that_failed(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["in"]
 
 
+@pytest.mark.parametrize("type", ["q8_0", "q4_k_m", "iq4_nl", "i8"])
+@pytest.mark.parametrize("name", ["out", "out.safetensors"])
+def test_types_that_it_has_no_place_for(name: str, type: str, tmp_path: Path) -> None:
+    from ckptkit.conversion import Options, convert
+
+    source = put(tmp_path / "in", DIRECTORIES["gpt2"])
+    with pytest.raises(UnsupportedError, match="cannot store this type") as e:
+        convert(source, tmp_path / name, Options(type=type))
+    assert (e.value.expected, e.value.got) == ("f32, f16, bf16, f64", type)
+    assert not (tmp_path / name).exists()
+
+
 def test_files_that_mean_nothing_can_be_listed(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     path.write_bytes(writer.safetensors({"a": np.ones((2, 3), np.float32)}))

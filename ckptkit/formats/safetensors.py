@@ -336,6 +336,8 @@ def targets(ck: Checkpoint, options: WriteOptions) -> list[Target]:
         known["nx"] = NX
     if options.version and options.version not in known:
         raise refuse_version(ck.source.paths[0], options.version, tuple(known))
+    if options.mixture and options.mixture not in MIXTURES:
+        return []
     version = options.version or naming
     layout = known[version]
     if version == "hf" and ck.source.format == NAME and arch in HF:
