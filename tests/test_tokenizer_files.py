@@ -345,6 +345,22 @@ def test_pairs_of_equal_scores_join_otherwise_in_the_package_as_said(scores: lis
     assert all(same) == (not hf_tokenizer.differs(ours))
 
 
+def test_metaspace_before_a_space_as_the_note_says(tmp_path: Path) -> None:
+    tokens = ["<unk>", "<s>", "</s>", "a", "▁", "▁a", "▁▁"]
+    types = np.array([2, 3, 3, 1, 1, 1, 1], np.int32)
+    found = json.loads(
+        hf_tokenizer_write.tokenizer_json(SPM(Strings.of(t.encode() for t in tokens), None, types=types))
+    )
+    found |= {"normalizer": None}
+    found["pre_tokenizer"] = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": False}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(found))
+    ours, theirs = hf_tokenizer.read(tmp_path), judge_of(tmp_path)
+    assert ours is not None
+    assert "as in llama.cpp" in ours.notes[0]
+    assert ours.encode("a a") == theirs.encode("a a", add_special_tokens=False).ids
+    assert (ours.encode(" a"), theirs.encode(" a", add_special_tokens=False).ids) == ([4, 5], [5])
+
+
 def test_what_transformers_does_differently_for_a_qwen2(shared: Path) -> None:
     own = byte_bpe(shared / "vocab" / "ggml-vocab-qwen2.gguf")
     other = llmc_tokenizer.read(shared / "gpt2_tiny_tokenizer.bin")

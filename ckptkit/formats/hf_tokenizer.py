@@ -148,6 +148,10 @@ def _from_json(path: Path, found: dict[str, Any], config: dict[str, Any]) -> Tok
         tokenizer.ignore_merges = bool(model.get("ignore_merges"))
     elif bpe and model.get("byte_fallback") and (prefix := _space_prefix(found, normalizers)) is not None:
         merges = _merges(path, model)
+        if prefix and not normalizers:  # Metaspace
+            notes.append(
+                "a text that begins with a space gets one more in front, as in llama.cpp; transformers adds none"
+            )
         tokenizer = SPM(tokens, None, merges=merges, add_space_prefix=prefix, notes=notes, **common)
     else:
         kind = f"{model.get('type')} with a splitter or normaliser that has no name here"
