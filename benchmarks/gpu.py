@@ -41,7 +41,7 @@ def main() -> int:
     )
     parser.add_argument("--prompts", action="store_true", help="prompts of 2,048 tokens")
     parser.add_argument("--parts", action="store_true", help="the parts of a prompt, alone")
-    parser.add_argument("--deep", action="store_true", help="decode after 8,192 positions")
+    parser.add_argument("--deep", action="store_true", help="decode after up to 32,000 positions")
     parser.add_argument("--fast", action="store_true", help="with --forward: the fast precision")
     parser.add_argument("--trained", default="", help="files and folders of trained models, comma-separated")
     parser.add_argument("--text", default="", help="MODEL.gguf,TEXT[,TYPE...] to score in both precisions")
@@ -73,7 +73,9 @@ def main() -> int:
     if args.parts:
         gpu_parts.run(say)
     if args.deep:
-        gpu_decode.deep(say)
+        for shape in ("Qwen2-7B", "Qwen2-0.5B"):
+            if not words or any(w in shape for w in words):
+                gpu_decode.deep(say, shape)
     if args.trained:
         good &= gpu_trained.same_tokens(say, [Path(p) for p in args.trained.split(",")])
     if args.text:

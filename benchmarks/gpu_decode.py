@@ -94,10 +94,11 @@ def steps(model: m.Model, start: int, n: int, context: int) -> tuple[float, floa
     return device, host, out
 
 
-def deep(say: Callable[[str], Any], depths: tuple[int, ...] = (256, 512, 1024, 2048, 8192, 32000)) -> None:
-    """Qwen2-7B BF16 after many positions, with float32 and float16 caches and either attention kernel."""
-    shape, n = "Qwen2-7B", 32
-    ck = random_model(CONFIGS[shape], QType.BF16)
+def deep(
+    say: Callable[[str], Any], shape: str, depths: tuple[int, ...] = (512, 1024, 2048, 4096, 8192, 16384, 32000)
+) -> None:
+    """BF16 weights after many positions, with float32 and float16 caches and either attention kernel."""
+    n, ck = 32, random_model(CONFIGS[shape], QType.BF16)
     c = ck.config
     for type_kv, size in (("f32", 4), ("f16", 2)):
         model = open_model(ck, max(depths) + 2 * n, Setting(), type_kv)

@@ -48,6 +48,7 @@ NATIVE = frozenset(LAYOUTS)
 MAX_TOKENS = 2048  # of one pass
 PAIRINGS = {"": 0, "adjacent": 1, "half": 2}
 LOG2_E = 1.4426950408889634
+DEEP_FROM = 1 << 20  # attention over more key elements of a layer than that goes to kernels_cuda_deep.py
 SPAN = 256  # positions of one split of attention, where that gives a processor no second one
 PICK_BLOCKS = 128
 SAMPLE_MOST = 128  # largest top-k that is drawn from on the card
@@ -67,7 +68,7 @@ class Workspace:
     reach: int
     dependent: bool
     early: bool = True
-    deep_from: int = 2048  # attention over more positions than that goes to kernels_cuda_deep.py
+    deep_from: int = DEEP_FROM
     message: Callable[[str], None] | None = None
     plans: list[Any] | None = None  # while plans are collected instead of launched
     kept: dict[str, Buffer] = field(default_factory=dict)
@@ -248,7 +249,7 @@ def attention(out, qkv, rope_table, pairing, k_cache_i, v_cache_i, batch):
         launch(work, flash, (n_head, -(-n // 64), 1), args, flash.shared_bytes)
         return
     reach = min(work.reach, max(context, 1))
-    if reach > work.deep_from and width <= 128 and gpu.card().capability >= (8, 0):
+    if n_kv * width * reach > work.deep_from and width <= 128 and gpu.card().capability >= (8, 0):
         heads = max(h for h in range(1, 9) if n_head // n_kv % h == 0)
         plan = deepest(Deep(*kind, heads, n == 1, 1, 1, work.dependent), gpu.card().shared_bytes)
         blocks = n_head // heads
