@@ -22,8 +22,8 @@ from .gpu_shapes import random_blocks
 
 Array = np.ndarray[Any, Any]
 
-# integers of 4 and 6 bits are multiplied as they are stored, and their offset is taken from the sum
-LIMITS = dict.fromkeys((QType.Q4_0, QType.Q4_1, QType.Q4_K, QType.Q6_K), 2e-5)
+# integers of 4 to 6 bits are multiplied as they are stored, and their offset is taken from the sum
+LIMITS = dict.fromkeys((t for t in LAYOUTS if LAYOUTS[t].values > 16), 2e-5)
 
 
 @dataclass(frozen=True)

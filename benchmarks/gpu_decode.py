@@ -24,6 +24,7 @@ GOALS = (
     ("Qwen2-7B", QType.BF16, 250.0), ("Qwen2-7B", QType.Q8_0, 380.0), ("Qwen2-7B", QType.Q4_0, 450.0),
     ("Qwen2-0.5B", QType.BF16, 1700.0), ("Qwen2-0.5B", QType.Q8_0, 1900.0), ("Qwen2-0.5B", QType.Q4_0, 1900.0),
     ("GPT-2 124M", QType.F32, 3000.0), ("GPT-2 124M", QType.BF16, 4300.0),
+    ("Qwen2-7B", QType.Q4_K, 0.0), ("Qwen2-7B", QType.Q5_K, 0.0), ("Qwen2-7B", QType.Q6_K, 0.0),
 )  # fmt: skip
 
 

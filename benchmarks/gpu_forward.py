@@ -34,7 +34,8 @@ TINY = {
 
 Q = QType
 TYPES = {  # every type under one arch, every arch under some
-    "gpt2": (Q.F32, Q.BF16, Q.Q8_0), "llama": (Q.F32, Q.F16, Q.BF16, Q.Q8_0, Q.Q4_0, Q.Q4_1, Q.Q4_K, Q.Q6_K),
+    "gpt2": (Q.F32, Q.BF16, Q.Q8_0),
+    "llama": (Q.F32, Q.F16, Q.BF16, Q.Q8_0, Q.Q4_0, Q.Q4_1, Q.Q5_0, Q.Q5_1, Q.Q4_K, Q.Q5_K, Q.Q6_K),
     "qwen2": (Q.F16, Q.Q4_0, Q.Q4_K), "microgpt": (Q.F32, Q.Q8_0),
 }  # fmt: skip
 

@@ -47,13 +47,14 @@ def random_blocks(type: QType, n: int, rng: np.random.Generator, spread: float) 
 
     if type == QType.Q8_0:
         scale(0, spread / 74)
-    elif type in (QType.Q4_0, QType.Q4_1):
-        scale(0, spread / 4.6)
-        if type == QType.Q4_1:
-            scale(2, -7.5 * spread / 4.6)
-    elif type == QType.Q4_K:
-        scale(0, spread / 4.6 / 36)
-        scale(2, 7.5 * spread / 4.6 / 36)
+    elif type in (QType.Q4_0, QType.Q4_1, QType.Q5_0, QType.Q5_1):
+        integers = 4.6 if type in (QType.Q4_0, QType.Q4_1) else 9.2
+        scale(0, spread / integers)
+        if type in (QType.Q4_1, QType.Q5_1):
+            scale(2, -1.63 * spread)
+    elif type in (QType.Q4_K, QType.Q5_K):
+        scale(0, spread / (4.6 if type == QType.Q4_K else 9.2) / 36)
+        scale(2, 1.63 * spread / 36)
     elif type == QType.Q6_K:
         scale(208, spread / 18 / 74)
     return out

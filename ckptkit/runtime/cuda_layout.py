@@ -10,12 +10,15 @@ the quants of a matrix form plane 0, read in 16-byte vectors, and the scales for
 | Q8_0      | 16                 | int8           | f16 scale per 32          |                    |                |
 | Q4_0      | 32                 | nibbles        | f16 scale per 32          |                    |                |
 | Q4_1      | 32                 | nibbles        | f16 scale, f16 min per 32 |                    |                |
+| Q5_0      | 32                 | low nibbles    | f16 scale per 32          | high bits          |                |
+| Q5_1      | 32                 | low nibbles    | f16 scale, f16 min per 32 | high bits          |                |
 | Q4_K      | 32                 | nibbles        | u8 scale, u8 min per 32   | f16 d, dmin per 256 |               |
-| Q6_K      | 32                 | low nibbles    | high 2 bits               | int8 scale per 16  | f16 d per 256  |
+| Q5_K      | 32                 | low nibbles    | u8 scale, u8 min per 32   | f16 d, dmin per 256 | high bits     |
+| Q6_K      | 32                 | low nibbles    | int8 scale per 16         | f16 d per 256      | high bits      |
 
-Word q of a vector of nibbles holds weights 8q..8q+7, nibble e of weight e. Low nibbles of Q6_K lie the same way; word h
-of its high bits holds two bits of weights 16h..16h+15: those of weight e of the first eight at bits 4e + 4, just above
-its nibble, those of the second eight at bits 4e + 6, all modulo 32.
+Word q of a vector of nibbles holds weights 8q..8q+7, nibble e of weight e. What a weight has above its nibble, `high`
+bits of it, lies in words of 32 / high weights: of weight e of the first eight at bits 4e + 4, where it belongs when the
+word is laid over the nibbles, of the next eight `high` bits further up, and so on, all modulo 32.
 
 A nibble is a number where it lies: bits 4e.. of a word whose other bits are masked away are the float32 u 2^(4e - 149),
 subnormal and exact, which the card multiplies as fast as any other. SCALED activations are staged multiplied by what
@@ -41,8 +44,9 @@ class Plane:
 class Layout:
     """`values` weights in one 16-byte vector of plane 0, which comes first in `planes`.
 
-    `registers` hold a vector and its scales. Activations meet it multiplied by factors[e % 4], which makes the product
-    `scale` of its value; where that is not 1, the sum of every 16 activations, in the same scale, is kept beside them.
+    `registers` hold a vector and its scales, the words of `high` bits of each weight last. Activations meet it
+    multiplied by factors[e % 4], which makes the product `scale` of its value; where that is not 1, the sum of every 16
+    activations, in the same scale, is kept beside them.
     """
 
     values: int
@@ -50,6 +54,7 @@ class Layout:
     registers: int = 4
     factors: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0)
     scale: float = 1.0
+    high: int = 0
 
     def vectors(self, n_in: int) -> int:
         """16-byte vectors of a row; the last one is filled up with zeros."""
@@ -77,6 +82,9 @@ LAYOUTS: dict[QType, Layout] = {
     QType.Q8_0: Layout(16, (Plane(16, 16), Plane(2, 32)), 5),
     QType.Q4_0: Layout(32, (Plane(16, 32), Plane(2, 32)), 5, *SCALED),
     QType.Q4_1: Layout(32, (Plane(16, 32), Plane(4, 32)), 5, *SCALED),
+    QType.Q5_0: Layout(32, (Plane(16, 32), Plane(2, 32), Plane(4, 32)), 6, *SCALED, 1),
+    QType.Q5_1: Layout(32, (Plane(16, 32), Plane(4, 32), Plane(4, 32)), 6, *SCALED, 1),
     QType.Q4_K: Layout(32, (Plane(16, 32), Plane(2, 32), Plane(4, 256)), 6, *SCALED),
-    QType.Q6_K: Layout(32, (Plane(16, 32), Plane(8, 32), Plane(2, 32), Plane(2, 256)), 8, *SCALED),
+    QType.Q5_K: Layout(32, (Plane(16, 32), Plane(2, 32), Plane(4, 256), Plane(4, 32)), 7, *SCALED, 1),
+    QType.Q6_K: Layout(32, (Plane(16, 32), Plane(2, 32), Plane(2, 256), Plane(8, 32)), 8, *SCALED, 2),
 }

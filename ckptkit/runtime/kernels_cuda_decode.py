@@ -7,6 +7,7 @@ from __future__ import annotations
 from numba import cuda
 
 from ..quant.types import QType
+from .cuda_layout import LAYOUTS
 from .cuda_plan import PIECE, Decode
 from .cuda_ptx import (
     bits_f32,
@@ -21,7 +22,6 @@ from .cuda_ptx import (
     load_u32x4,
     low_f16,
     pack_f16,
-    rotate_right,
     store_f32x4,
     store_u32x4,
     u32,
@@ -29,7 +29,7 @@ from .cuda_ptx import (
 )
 from .kernels_cuda_dot import signed_byte
 from .kernels_cuda_embed import pitches
-from .kernels_cuda_value import high_at, round_bf16, store_as, value_of
+from .kernels_cuda_value import high_of, round_bf16, store_as, value_of
 
 device = cuda.jit(device=True)
 ARGUMENTS = (u64,) * 6
@@ -58,46 +58,53 @@ def eight_of(type: QType):
             for e in range(4):
                 out[4 * h + e] = scale * signed_byte((word >> u32(8 * e)) & u32(255))
 
-    @device
-    def nibbles(out, p0, g):
-        word = load_u32(p0 + u64(g) * u64(4))
-        for e in range(8):
-            out[e] = f32(i32((word >> u32(4 * e)) & u32(15)))
+    HIGH, high = LAYOUTS[type].high, high_of(type)
 
     @device
-    def q4_0(out, p0, p1, p2, p3, g):
+    def integers(out, p0, high_plane, g):
+        """Nibbles with their high bits."""
+        low, above = load_u32(p0 + u64(g) * u64(4)), u32(0)
+        if HIGH:
+            above = high(high_plane, g * i32(8))
+        for e in range(8):
+            q = (low >> u32(4 * e)) & u32(15)
+            if HIGH:
+                q |= ((above >> u32(4 * e)) & u32((1 << HIGH) - 1)) << u32(4)
+            out[e] = f32(i32(q))
+
+    @device
+    def with_scale(out, p0, p1, p2, p3, g):
         scale = f16_f32(load_u16(p1 + u64(g >> i32(2)) * u64(2)))
-        nibbles(out, p0, g)
+        integers(out, p0, p2, g)
         for e in range(8):
-            out[e] = scale * (out[e] - f32(8))
+            out[e] = scale * (out[e] - f32(8 << HIGH))
 
     @device
-    def q4_1(out, p0, p1, p2, p3, g):
+    def with_least(out, p0, p1, p2, p3, g):
         dm = load_u32(p1 + u64(g >> i32(2)) * u64(4))
-        nibbles(out, p0, g)
+        integers(out, p0, p2, g)
         for e in range(8):
             out[e] = low_f16(dm) * out[e] + high_f16(dm)
 
     @device
-    def q4_k(out, p0, p1, p2, p3, g):
+    def with_both_scaled(out, p0, p1, p2, p3, g):
         sm, dd = u32(load_u16(p1 + u64(g >> i32(2)) * u64(2))), load_u32(p2 + u64(g >> i32(5)) * u64(4))
         scale, least = low_f16(dd) * f32(i32(sm & u32(255))), high_f16(dd) * f32(i32(sm >> u32(8)))
-        nibbles(out, p0, g)
+        integers(out, p0, p3, g)
         for e in range(8):
             out[e] = scale * out[e] - least
 
     @device
     def q6_k(out, p0, p1, p2, p3, g):
-        scale = f16_f32(load_u16(p3 + u64(g >> i32(5)) * u64(2))) * signed_byte(load_u8(p2 + u64(g >> i32(1))))
-        low = load_u32(p0 + u64(g) * u64(4))
-        high = rotate_right(load_u32(p1 + u64(g >> i32(1)) * u64(4)), high_at(g * i32(8)))
+        scale = f16_f32(load_u16(p2 + u64(g >> i32(5)) * u64(2))) * signed_byte(load_u8(p1 + u64(g >> i32(1))))
+        integers(out, p0, p3, g)
         for e in range(8):
-            q = ((low >> u32(4 * e)) & u32(15)) | (((high >> u32(4 * e)) & u32(3)) << u32(4))
-            out[e] = scale * f32(i32(q) - i32(32))
+            out[e] = scale * (out[e] - f32(32))
 
     return {
-        QType.F16: halves, QType.BF16: brains, QType.Q8_0: bytes8, QType.Q4_0: q4_0, QType.Q4_1: q4_1,
-        QType.Q4_K: q4_k, QType.Q6_K: q6_k,
+        QType.F16: halves, QType.BF16: brains, QType.Q8_0: bytes8,
+        QType.Q4_0: with_scale, QType.Q5_0: with_scale, QType.Q4_1: with_least, QType.Q5_1: with_least,
+        QType.Q4_K: with_both_scaled, QType.Q5_K: with_both_scaled, QType.Q6_K: q6_k,
     }[type]  # fmt: skip
 
 

@@ -66,33 +66,54 @@ def loader(type: QType):
         out[at + 5] = load_scale_u32(p2 + u64(v >> i32(3)) * u64(4))
 
     @device
+    def q5_0(out, at, p0, p1, p2, p3, v):
+        q4_0(out, at, p0, p1, p2, p3, v)
+        out[at + 5] = load_scale_u32(p2 + u64(v) * u64(4))
+
+    @device
+    def q5_1(out, at, p0, p1, p2, p3, v):
+        q4_1(out, at, p0, p1, p2, p3, v)
+        out[at + 5] = load_scale_u32(p2 + u64(v) * u64(4))
+
+    @device
+    def q5_k(out, at, p0, p1, p2, p3, v):
+        q4_k(out, at, p0, p1, p2, p3, v)
+        out[at + 6] = load_scale_u32(p3 + u64(v) * u64(4))
+
+    @device
     def q6_k(out, at, p0, p1, p2, p3, v):
-        plain(out, at, p0, p1, p2, p3, v)
-        h = load_weights_2(p1 + u64(v) * u64(8))
-        out[at + 4], out[at + 5] = h[0], h[1]
-        out[at + 6] = u32(load_scale_u16(p2 + u64(v) * u64(2)))
-        out[at + 7] = u32(load_scale_u16(p3 + u64(v >> i32(3)) * u64(2)))
+        q4_0(out, at, p0, p1, p2, p3, v)
+        out[at + 5] = u32(load_scale_u16(p2 + u64(v >> i32(3)) * u64(2)))
+        h = load_weights_2(p3 + u64(v) * u64(8))
+        out[at + 6], out[at + 7] = h[0], h[1]
 
-    table = {QType.Q8_0: q8_0, QType.Q4_0: q4_0, QType.Q4_1: q4_1, QType.Q4_K: q4_k, QType.Q6_K: q6_k}
-    return table.get(type, plain)
-
-
-@device
-def nibbles4(w, x, acc):
-    """Four nibbles from bit 0 on times staged activations."""
-    acc += bits_f32(w & u32(0xF)) * x[0]
-    acc += bits_f32(w & u32(0xF0)) * x[1]
-    acc += bits_f32(w & u32(0xF00)) * x[2]
-    return acc + bits_f32(w & u32(0xF000)) * x[3]
+    return {
+        QType.Q8_0: q8_0, QType.Q4_0: q4_0, QType.Q4_1: q4_1, QType.Q5_0: q5_0, QType.Q5_1: q5_1,
+        QType.Q4_K: q4_k, QType.Q5_K: q5_k, QType.Q6_K: q6_k,
+    }.get(type, plain)  # fmt: skip
 
 
-@device
-def sixbits4(w, h, x, acc):
-    """Four 6-bit weights, nibbles in w from bit 0 on and high bits in h from bit 4 on, times staged activations."""
-    acc += bits_f32(and_or(h, u32(0x30), w & u32(0xF))) * x[0]
-    acc += bits_f32(and_or(h, u32(0x300), w & u32(0xF0))) * x[1]
-    acc += bits_f32(and_or(h, u32(0x3000), w & u32(0xF00))) * x[2]
-    return acc + bits_f32(and_or(h, u32(0x30000), w & u32(0xF000))) * x[3]
+def four_of(high: int):
+    """four(w, h, x, acc): acc + four weights times staged activations; nibbles in w from bit 0 on, `high` bits of each
+    in h from bit 4 on."""
+    H = ((1 << high) - 1) << 4
+    H0, H1, H2, H3 = H, H << 4, H << 8, H << 12
+
+    @device
+    def nibbles(w, h, x, acc):
+        acc += bits_f32(w & u32(0xF)) * x[0]
+        acc += bits_f32(w & u32(0xF0)) * x[1]
+        acc += bits_f32(w & u32(0xF00)) * x[2]
+        return acc + bits_f32(w & u32(0xF000)) * x[3]
+
+    @device
+    def wider(w, h, x, acc):
+        acc += bits_f32(and_or(h, u32(H0), w & u32(0xF))) * x[0]
+        acc += bits_f32(and_or(h, u32(H1), w & u32(0xF0))) * x[1]
+        acc += bits_f32(and_or(h, u32(H2), w & u32(0xF00))) * x[2]
+        return acc + bits_f32(and_or(h, u32(H3), w & u32(0xF000))) * x[3]
+
+    return wider if high else nibbles
 
 
 @device
@@ -107,7 +128,9 @@ def multiplier(type: QType, rows: int):
     Row k's vector lies in registers r[at + k * registers:]. The float4 of activations p lies at shared address
     x + p * step; the sums of this vector's two 16 lie at s.
     """
-    ROWS, REGS = rows, LAYOUTS[type].registers
+    ROWS, REGS, HIGH = rows, LAYOUTS[type].registers, LAYOUTS[type].high
+    HIGH_AT, AROUND = REGS - HIGH, 4 // max(HIGH, 1)  # words of high bits, and how many words of nibbles have one
+    four = four_of(HIGH)
 
     @device
     def dot_f32(r, at, x, step, s, acc):
@@ -170,14 +193,19 @@ def multiplier(type: QType, rows: int):
             acc[k] += f16_f32(u16(r[at + k * REGS + 4])) * t[k]
 
     @device
-    def nibbles32(r, at, x, step, t):
-        """t[k] = nibbles of row k times the activations."""
-        half = u32(16)
-        for j in range(4):
-            a, b = shared_f32x4(x + step * u32(2 * j)), shared_f32x4(x + step * u32(2 * j + 1))
+    def words(r, at, first, n, x, step, t):
+        """t[k] = the integers in words first..first + n of row k times the activations."""
+        for j in range(n):
+            at_x = x + step * u32(2 * (first + j))
+            a, b = shared_f32x4(at_x), shared_f32x4(at_x + step)
             for k in range(ROWS):
-                w = r[at + k * REGS + j]
-                t[k] = nibbles4(w >> half, b, nibbles4(w, a, t[k] if j else f32(0)))
+                w, h = r[at + k * REGS + first + j], u32(0)
+                if HIGH:
+                    h = rotate_right(r[at + k * REGS + HIGH_AT + (first + j) // AROUND], u32(HIGH * (j % AROUND)))
+                t[k] = four(w, h, a, t[k] if j else f32(0))
+                if HIGH:
+                    h = rotate_right(h, u32(16))
+                t[k] = four(w >> u32(16), h, b, t[k])
 
     @device
     def sum32(s):
@@ -185,26 +213,26 @@ def multiplier(type: QType, rows: int):
         return halves[0] + halves[1]
 
     @device
-    def dot_q4_0(r, at, x, step, s, acc):
+    def with_scale(r, at, x, step, s, acc):
         t = cuda.local.array(ROWS, f32)
-        nibbles32(r, at, x, step, t)
-        offset = f32(8) * sum32(s)
+        words(r, at, 0, 4, x, step, t)
+        offset = f32(8 << HIGH) * sum32(s)
         for k in range(ROWS):
             acc[k] += f16_f32(u16(r[at + k * REGS + 4])) * (t[k] - offset)
 
     @device
-    def dot_q4_1(r, at, x, step, s, acc):
+    def with_least(r, at, x, step, s, acc):
         t = cuda.local.array(ROWS, f32)
-        nibbles32(r, at, x, step, t)
+        words(r, at, 0, 4, x, step, t)
         total = sum32(s)
         for k in range(ROWS):
             both = r[at + k * REGS + 4]
             acc[k] += low_f16(both) * t[k] + high_f16(both) * total
 
     @device
-    def dot_q4_k(r, at, x, step, s, acc):
+    def with_both_scaled(r, at, x, step, s, acc):
         t = cuda.local.array(ROWS, f32)
-        nibbles32(r, at, x, step, t)
+        words(r, at, 0, 4, x, step, t)
         total = sum32(s)
         for k in range(ROWS):
             small, large = r[at + k * REGS + 4], r[at + k * REGS + 5]
@@ -217,18 +245,13 @@ def multiplier(type: QType, rows: int):
         t = cuda.local.array(ROWS, f32)
         sums = shared_f32x2(s)
         for half in range(2):
-            for j in range(2):
-                at_x = x + step * u32(4 * half + 2 * j)
-                a, b = shared_f32x4(at_x), shared_f32x4(at_x + step)
-                for k in range(ROWS):
-                    w, h = r[at + k * REGS + 2 * half + j], r[at + k * REGS + 4 + half]
-                    u = sixbits4(w, rotate_right(h, u32(2 * j)), a, t[k] if j else f32(0))
-                    t[k] = sixbits4(w >> u32(16), rotate_right(h, u32(2 * j + 16)), b, u)
+            words(r, at, 2 * half, 2, x, step, t)
             for k in range(ROWS):
-                scale = signed_byte((r[at + k * REGS + 6] >> u32(8 * half)) & u32(255))
-                acc[k] += f16_f32(u16(r[at + k * REGS + 7])) * scale * (t[k] - f32(32) * sums[half])
+                scale = signed_byte((r[at + k * REGS + 4] >> u32(8 * half)) & u32(255))
+                acc[k] += f16_f32(u16(r[at + k * REGS + 5])) * scale * (t[k] - f32(32) * sums[half])
 
     return {
         QType.F32: dot_f32, QType.F16: dot_f16, QType.BF16: dot_bf16, QType.Q8_0: dot_q8_0,
-        QType.Q4_0: dot_q4_0, QType.Q4_1: dot_q4_1, QType.Q4_K: dot_q4_k, QType.Q6_K: dot_q6_k,
+        QType.Q4_0: with_scale, QType.Q5_0: with_scale, QType.Q4_1: with_least, QType.Q5_1: with_least,
+        QType.Q4_K: with_both_scaled, QType.Q5_K: with_both_scaled, QType.Q6_K: dot_q6_k,
     }[type]  # fmt: skip

@@ -8,11 +8,18 @@ from __future__ import annotations
 from numba import cuda
 
 from ..quant.types import BLOCKS, QType
+from .cuda_layout import LAYOUTS
 from .cuda_plan import Split
 from .cuda_ptx import i32, load_u8, load_u16, store_u16, store_u32, u16, u32, u64
 
 device = cuda.jit(device=True)
 ARGUMENTS = (u64,) * 5 + (i32,)
+
+
+@device
+def load_two(p):
+    """A 32-bit word at an even address."""
+    return u32(load_u16(p)) | (u32(load_u16(p + u64(2))) << u32(16))
 
 
 @device
@@ -24,14 +31,22 @@ def nibble_word(p, shift):
     return word
 
 
+@device
+def high_word(bits):
+    """One high bit of each of 32 weights, weight k's at bit k, as a word of their plane."""
+    word = u32(0)
+    for k in range(32):
+        word |= ((bits >> u32(k)) & u32(1)) << u32((4 * (k & 7) + (k >> 3) + 4) & 31)
+    return word
+
+
 def splitter(type: QType):
     """split(block, word, p, p0, p1, p2, p3): one 32-bit word of plane 0, and what hangs on it, of the block at p."""
 
     @device
     def q8_0(block, word, p, p0, p1, p2, p3):
         at = p + u64(2) + u64(word) * u64(4)
-        w = u32(load_u16(at)) | (u32(load_u16(at + u64(2))) << u32(16))
-        store_u32(p0 + (block * u64(8) + u64(word)) * u64(4), w)
+        store_u32(p0 + (block * u64(8) + u64(word)) * u64(4), load_two(at))
         if word == 0:
             store_u16(p1 + block * u64(2), load_u16(p))
 
@@ -46,14 +61,28 @@ def splitter(type: QType):
     def q4_1(block, word, p, p0, p1, p2, p3):
         w = nibble_word(p + u64(4) + u64(word & i32(1)) * u64(8), u32((word >> i32(1)) * i32(4)))
         store_u32(p0 + (block * u64(4) + u64(word)) * u64(4), w)
-        if word < 2:
-            store_u16(p1 + block * u64(4) + u64(word) * u64(2), load_u16(p + u64(word) * u64(2)))
+        if word == 0:
+            store_u32(p1 + block * u64(4), load_two(p))
 
     @device
-    def q4_k(block, word, p, p0, p1, p2, p3):
-        s, q = word >> i32(2), word & i32(3)  # sub-block of 32, word in it
-        at = p + u64(16) + u64((s >> i32(1)) * i32(32) + q * i32(8))
-        store_u32(p0 + (block * u64(32) + u64(word)) * u64(4), nibble_word(at, u32((s & i32(1)) * i32(4))))
+    def q5_0(block, word, p, p0, p1, p2, p3):
+        w = nibble_word(p + u64(6) + u64(word & i32(1)) * u64(8), u32((word >> i32(1)) * i32(4)))
+        store_u32(p0 + (block * u64(4) + u64(word)) * u64(4), w)
+        if word == 0:
+            store_u16(p1 + block * u64(2), load_u16(p))
+            store_u32(p2 + block * u64(4), high_word(load_two(p + u64(2))))
+
+    @device
+    def q5_1(block, word, p, p0, p1, p2, p3):
+        w = nibble_word(p + u64(8) + u64(word & i32(1)) * u64(8), u32((word >> i32(1)) * i32(4)))
+        store_u32(p0 + (block * u64(4) + u64(word)) * u64(4), w)
+        if word == 0:
+            store_u32(p1 + block * u64(4), load_two(p))
+            store_u32(p2 + block * u64(4), high_word(load_two(p + u64(4))))
+
+    @device
+    def scales_k(block, s, q, word, p, p1, p2):
+        """What is kept of the scales of Q4_K and Q5_K: sub-block s, whose words are q = 0 to 3."""
         if q == 0:
             packed = p + u64(4) + u64(s)
             if s < 4:
@@ -63,8 +92,27 @@ def splitter(type: QType):
                 scale = (both & u32(15)) | ((low >> u32(6)) << u32(4))
                 least = (both >> u32(4)) | ((high >> u32(6)) << u32(4))
             store_u16(p1 + (block * u64(8) + u64(s)) * u64(2), u16(scale | (least << u32(8))))
-        if word < 2:
-            store_u16(p2 + block * u64(4) + u64(word) * u64(2), load_u16(p + u64(word) * u64(2)))
+        if word == 0:
+            store_u32(p2 + block * u64(4), load_two(p))
+
+    @device
+    def q4_k(block, word, p, p0, p1, p2, p3):
+        s, q = word >> i32(2), word & i32(3)  # sub-block of 32, word in it
+        at = p + u64(16) + u64((s >> i32(1)) * i32(32) + q * i32(8))
+        store_u32(p0 + (block * u64(32) + u64(word)) * u64(4), nibble_word(at, u32((s & i32(1)) * i32(4))))
+        scales_k(block, s, q, word, p, p1, p2)
+
+    @device
+    def q5_k(block, word, p, p0, p1, p2, p3):
+        s, q = word >> i32(2), word & i32(3)
+        at = p + u64(48) + u64((s >> i32(1)) * i32(32) + q * i32(8))
+        store_u32(p0 + (block * u64(32) + u64(word)) * u64(4), nibble_word(at, u32((s & i32(1)) * i32(4))))
+        scales_k(block, s, q, word, p, p1, p2)
+        if q == 0:  # bit s of byte k is the high bit of the sub-block's weight k
+            bits = u32(0)
+            for k in range(32):
+                bits |= ((load_u8(p + u64(16 + k)) >> u32(s)) & u32(1)) << u32(k)
+            store_u32(p3 + (block * u64(8) + u64(s)) * u64(4), high_word(bits))
 
     @device
     def q6_k(block, word, p, p0, p1, p2, p3):
@@ -79,20 +127,23 @@ def splitter(type: QType):
                 for second in range(2):
                     bits = (load_u8(high + u64(8 * second + e)) >> u32(part * i32(2))) & u32(3)
                     w |= bits << u32((4 * e + 2 * second + 4) % 32)
-            store_u32(p1 + (block * u64(16) + u64(s * i32(2) + q)) * u64(4), w)
+            store_u32(p3 + (block * u64(16) + u64(s * i32(2) + q)) * u64(4), w)
         if word < 8:
-            store_u16(p2 + (block * u64(8) + u64(word)) * u64(2), load_u16(p + u64(192) + u64(word) * u64(2)))
+            store_u16(p1 + (block * u64(8) + u64(word)) * u64(2), load_u16(p + u64(192) + u64(word) * u64(2)))
         if word == 0:
-            store_u16(p3 + block * u64(2), load_u16(p + u64(208)))
+            store_u16(p2 + block * u64(2), load_u16(p + u64(208)))
 
-    return {QType.Q8_0: q8_0, QType.Q4_0: q4_0, QType.Q4_1: q4_1, QType.Q4_K: q4_k, QType.Q6_K: q6_k}[type]
+    return {
+        QType.Q8_0: q8_0, QType.Q4_0: q4_0, QType.Q4_1: q4_1, QType.Q5_0: q5_0, QType.Q5_1: q5_1,
+        QType.Q4_K: q4_k, QType.Q5_K: q5_k, QType.Q6_K: q6_k,
+    }[type]  # fmt: skip
 
 
 def kernel(p: Split):
     """The kernel function of a Split plan: `n` blocks at `raw`; plane addresses are those of the first block's
     place."""
     THREADS, BYTES = p.threads, BLOCKS[p.type].nbytes
-    WORDS = {QType.Q8_0: 8, QType.Q4_0: 4, QType.Q4_1: 4, QType.Q4_K: 32, QType.Q6_K: 32}[p.type]
+    WORDS = BLOCKS[p.type].elements // LAYOUTS[p.type].values * 4
     split = splitter(p.type)
 
     def planes(raw, p0, p1, p2, p3, n):
