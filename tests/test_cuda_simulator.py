@@ -339,7 +339,8 @@ F32, BF16 = QType.F32, QType.BF16
 BROKEN: list[tuple[str, str, str, Callable[[], gpu_check.Finding]]] = [
     ("matvec", f"values[turn * 4 + 3])\n        {SYNC}", "values[turn * 4 + 3])\n", product(F32, "rms", "")),
     ("matvec", f"            start_next()\n        {SYNC}", "            start_next()\n", product(F32, "", "relu")),
-    ("matvec", "if RAGGED else at)", "if False else at)", product(BF16, "", "", 1, 33)),
+    ("matvec", "if RAGGED else at\n", "if False else at\n", product(BF16, "", "", 1, 33)),
+    ("matvec", "else u64(0)", "else u64(1)", product(QType.Q4_0, "", "", 1, 8192)),
     ("matvec", "return a + cuda.shfl_xor_sync(0xFFFFFFFF, a, 1)", "return a", product(F32, "layer", "gelu_tanh")),
     ("matvec", "            wait_for_previous()\n", "            pass\n", product(F32, "", "add")),
     ("dot", "u32(0xFFFF0000)", "u32(0xFFFE0000)", product(BF16, "", "")),
@@ -360,7 +361,7 @@ def test_a_broken_line_is_noticed(monkeypatch: pytest.MonkeyPatch, case: Any) ->
     module, old, new, test = case
     monkeypatch.setattr(k, "SPAN", 32)
     monkeypatch.setattr(k, "Attention", lambda *a, **how: cuda_plan.Attention(*a, **{**how, "threads": 64}))
-    monkeypatch.setattr(k, "cut", lambda *_: cuda_plan.Cut(64, 1, 8, 1, 2))
+    monkeypatch.setattr(k, "cut", lambda *_: cuda_plan.Cut(64, 1, 8, 1, 2, 2))
     monkeypatch.setattr(cuda_products, "Norm", partial(cuda_plan.Norm, threads=64))
     processors = 1 if module in ("matvec", "norm") else 8
     with simulated(processors=processors):

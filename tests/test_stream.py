@@ -116,6 +116,7 @@ def test_a_manifest_hashes_rows_in_their_order_and_encodes_them_once(
 def test_an_interrupt_waits_for_the_pieces_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C reaches the main thread, here while it waits for the others; none of them runs on after the error."""
     monkeypatch.setattr(parallel, "threads", lambda: 2)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell starts without it
     main, under_way, done = threading.main_thread(), threading.Event(), threading.Event()
 
     def task(_k: int) -> None:
