@@ -29,7 +29,7 @@ from .cuda_ptx import (
 )
 from .kernels_cuda_dot import signed_byte
 from .kernels_cuda_embed import pitches
-from .kernels_cuda_value import high_of, round_bf16, store_as, value_of
+from .kernels_cuda_value import high_word, round_bf16, store_as, value_of
 
 device = cuda.jit(device=True)
 ARGUMENTS = (u64,) * 6
@@ -58,14 +58,14 @@ def eight_of(type: QType):
             for e in range(4):
                 out[4 * h + e] = scale * signed_byte((word >> u32(8 * e)) & u32(255))
 
-    HIGH, high = LAYOUTS[type].high, high_of(type)
+    HIGH = LAYOUTS[type].high
 
     @device
     def integers(out, p0, high_plane, g):
         """Nibbles with their high bits."""
         low, above = load_u32(p0 + u64(g) * u64(4)), u32(0)
         if HIGH:
-            above = high(high_plane, g * i32(8))
+            above = high_word(high_plane, g * i32(8), HIGH)
         for e in range(8):
             q = (low >> u32(4 * e)) & u32(15)
             if HIGH:

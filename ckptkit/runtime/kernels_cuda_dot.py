@@ -51,46 +51,42 @@ def loader(type: QType):
         out[at + 4] = u32(load_scale_u16(p1 + u64(v >> i32(1)) * u64(2)))
 
     @device
-    def q4_0(out, at, p0, p1, p2, p3, v):
+    def scale(out, at, p0, p1, p2, p3, v):
         plain(out, at, p0, p1, p2, p3, v)
         out[at + 4] = u32(load_scale_u16(p1 + u64(v) * u64(2)))
 
     @device
-    def q4_1(out, at, p0, p1, p2, p3, v):
+    def scale_and_least(out, at, p0, p1, p2, p3, v):
         plain(out, at, p0, p1, p2, p3, v)
         out[at + 4] = load_scale_u32(p1 + u64(v) * u64(4))
 
     @device
-    def q4_k(out, at, p0, p1, p2, p3, v):
-        q4_0(out, at, p0, p1, p2, p3, v)
+    def scales_k(out, at, p0, p1, p2, p3, v):
+        scale(out, at, p0, p1, p2, p3, v)
         out[at + 5] = load_scale_u32(p2 + u64(v >> i32(3)) * u64(4))
 
     @device
-    def q5_0(out, at, p0, p1, p2, p3, v):
-        q4_0(out, at, p0, p1, p2, p3, v)
-        out[at + 5] = load_scale_u32(p2 + u64(v) * u64(4))
-
-    @device
-    def q5_1(out, at, p0, p1, p2, p3, v):
-        q4_1(out, at, p0, p1, p2, p3, v)
-        out[at + 5] = load_scale_u32(p2 + u64(v) * u64(4))
-
-    @device
-    def q5_k(out, at, p0, p1, p2, p3, v):
-        q4_k(out, at, p0, p1, p2, p3, v)
-        out[at + 6] = load_scale_u32(p3 + u64(v) * u64(4))
-
-    @device
-    def q6_k(out, at, p0, p1, p2, p3, v):
-        q4_0(out, at, p0, p1, p2, p3, v)
+    def scales_q6_k(out, at, p0, p1, p2, p3, v):
+        scale(out, at, p0, p1, p2, p3, v)
         out[at + 5] = u32(load_scale_u16(p2 + u64(v >> i32(3)) * u64(2)))
-        h = load_weights_2(p3 + u64(v) * u64(8))
-        out[at + 6], out[at + 7] = h[0], h[1]
 
-    return {
-        QType.Q8_0: q8_0, QType.Q4_0: q4_0, QType.Q4_1: q4_1, QType.Q5_0: q5_0, QType.Q5_1: q5_1,
-        QType.Q4_K: q4_k, QType.Q5_K: q5_k, QType.Q6_K: q6_k,
+    load = {
+        QType.Q8_0: q8_0, QType.Q4_0: scale, QType.Q5_0: scale, QType.Q4_1: scale_and_least,
+        QType.Q5_1: scale_and_least, QType.Q4_K: scales_k, QType.Q5_K: scales_k, QType.Q6_K: scales_q6_k,
     }.get(type, plain)  # fmt: skip
+    HIGH, REGS, LAST = LAYOUTS[type].high, LAYOUTS[type].registers, len(LAYOUTS[type].planes) - 1
+
+    @device
+    def with_high(out, at, p0, p1, p2, p3, v):
+        load(out, at, p0, p1, p2, p3, v)
+        p = p2 if LAST == 2 else p3
+        if HIGH == 1:
+            out[at + REGS - 1] = load_scale_u32(p + u64(v) * u64(4))
+        else:
+            h = load_weights_2(p + u64(v) * u64(8))
+            out[at + REGS - 2], out[at + REGS - 1] = h[0], h[1]
+
+    return with_high if HIGH else load
 
 
 def four_of(high: int):

@@ -42,6 +42,7 @@ def high_word(bits):
 
 def splitter(type: QType):
     """split(block, word, p, p0, p1, p2, p3): one 32-bit word of plane 0, and what hangs on it, of the block at p."""
+    HIGH, SCALES = LAYOUTS[type].high, LAYOUTS[type].planes[1].nbytes
 
     @device
     def q8_0(block, word, p, p0, p1, p2, p3):
@@ -51,38 +52,24 @@ def splitter(type: QType):
             store_u16(p1 + block * u64(2), load_u16(p))
 
     @device
-    def q4_0(block, word, p, p0, p1, p2, p3):
-        w = nibble_word(p + u64(2) + u64(word & i32(1)) * u64(8), u32((word >> i32(1)) * i32(4)))
-        store_u32(p0 + (block * u64(4) + u64(word)) * u64(4), w)
+    def of_32(block, word, p, p0, p1, p2, p3):
+        """Scales, high bits, nibbles: Q4_0, Q4_1, Q5_0, Q5_1."""
+        at = p + u64(SCALES + 4 * HIGH) + u64(word & i32(1)) * u64(8)
+        store_u32(p0 + (block * u64(4) + u64(word)) * u64(4), nibble_word(at, u32((word >> i32(1)) * i32(4))))
         if word == 0:
-            store_u16(p1 + block * u64(2), load_u16(p))
+            if SCALES == 4:
+                store_u32(p1 + block * u64(4), load_two(p))
+            else:
+                store_u16(p1 + block * u64(2), load_u16(p))
+            if HIGH:
+                store_u32(p2 + block * u64(4), high_word(load_two(p + u64(SCALES))))
 
     @device
-    def q4_1(block, word, p, p0, p1, p2, p3):
-        w = nibble_word(p + u64(4) + u64(word & i32(1)) * u64(8), u32((word >> i32(1)) * i32(4)))
-        store_u32(p0 + (block * u64(4) + u64(word)) * u64(4), w)
-        if word == 0:
-            store_u32(p1 + block * u64(4), load_two(p))
-
-    @device
-    def q5_0(block, word, p, p0, p1, p2, p3):
-        w = nibble_word(p + u64(6) + u64(word & i32(1)) * u64(8), u32((word >> i32(1)) * i32(4)))
-        store_u32(p0 + (block * u64(4) + u64(word)) * u64(4), w)
-        if word == 0:
-            store_u16(p1 + block * u64(2), load_u16(p))
-            store_u32(p2 + block * u64(4), high_word(load_two(p + u64(2))))
-
-    @device
-    def q5_1(block, word, p, p0, p1, p2, p3):
-        w = nibble_word(p + u64(8) + u64(word & i32(1)) * u64(8), u32((word >> i32(1)) * i32(4)))
-        store_u32(p0 + (block * u64(4) + u64(word)) * u64(4), w)
-        if word == 0:
-            store_u32(p1 + block * u64(4), load_two(p))
-            store_u32(p2 + block * u64(4), high_word(load_two(p + u64(4))))
-
-    @device
-    def scales_k(block, s, q, word, p, p1, p2):
-        """What is kept of the scales of Q4_K and Q5_K: sub-block s, whose words are q = 0 to 3."""
+    def of_256(block, word, p, p0, p1, p2, p3):
+        """Q4_K and Q5_K."""
+        s, q = word >> i32(2), word & i32(3)  # sub-block of 32, word in it
+        at = p + u64(16 + 32 * HIGH) + u64((s >> i32(1)) * i32(32) + q * i32(8))
+        store_u32(p0 + (block * u64(32) + u64(word)) * u64(4), nibble_word(at, u32((s & i32(1)) * i32(4))))
         if q == 0:
             packed = p + u64(4) + u64(s)
             if s < 4:
@@ -92,27 +79,13 @@ def splitter(type: QType):
                 scale = (both & u32(15)) | ((low >> u32(6)) << u32(4))
                 least = (both >> u32(4)) | ((high >> u32(6)) << u32(4))
             store_u16(p1 + (block * u64(8) + u64(s)) * u64(2), u16(scale | (least << u32(8))))
+            if HIGH:  # bit s of byte k is the high bit of the sub-block's weight k
+                bits = u32(0)
+                for k in range(32):
+                    bits |= ((load_u8(p + u64(16 + k)) >> u32(s)) & u32(1)) << u32(k)
+                store_u32(p3 + (block * u64(8) + u64(s)) * u64(4), high_word(bits))
         if word == 0:
             store_u32(p2 + block * u64(4), load_two(p))
-
-    @device
-    def q4_k(block, word, p, p0, p1, p2, p3):
-        s, q = word >> i32(2), word & i32(3)  # sub-block of 32, word in it
-        at = p + u64(16) + u64((s >> i32(1)) * i32(32) + q * i32(8))
-        store_u32(p0 + (block * u64(32) + u64(word)) * u64(4), nibble_word(at, u32((s & i32(1)) * i32(4))))
-        scales_k(block, s, q, word, p, p1, p2)
-
-    @device
-    def q5_k(block, word, p, p0, p1, p2, p3):
-        s, q = word >> i32(2), word & i32(3)
-        at = p + u64(48) + u64((s >> i32(1)) * i32(32) + q * i32(8))
-        store_u32(p0 + (block * u64(32) + u64(word)) * u64(4), nibble_word(at, u32((s & i32(1)) * i32(4))))
-        scales_k(block, s, q, word, p, p1, p2)
-        if q == 0:  # bit s of byte k is the high bit of the sub-block's weight k
-            bits = u32(0)
-            for k in range(32):
-                bits |= ((load_u8(p + u64(16 + k)) >> u32(s)) & u32(1)) << u32(k)
-            store_u32(p3 + (block * u64(8) + u64(s)) * u64(4), high_word(bits))
 
     @device
     def q6_k(block, word, p, p0, p1, p2, p3):
@@ -133,10 +106,9 @@ def splitter(type: QType):
         if word == 0:
             store_u16(p2 + block * u64(2), load_u16(p + u64(208)))
 
-    return {
-        QType.Q8_0: q8_0, QType.Q4_0: q4_0, QType.Q4_1: q4_1, QType.Q5_0: q5_0, QType.Q5_1: q5_1,
-        QType.Q4_K: q4_k, QType.Q5_K: q5_k, QType.Q6_K: q6_k,
-    }[type]  # fmt: skip
+    if type in (QType.Q8_0, QType.Q6_K):
+        return q8_0 if type == QType.Q8_0 else q6_k
+    return of_32 if BLOCKS[type].elements == 32 else of_256
 
 
 def kernel(p: Split):

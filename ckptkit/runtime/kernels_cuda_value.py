@@ -33,28 +33,31 @@ from .cuda_ptx import (
 device = cuda.jit(device=True)
 
 
-def high_of(type: QType):
-    """high(p, k): the word of high bits of weight k of the row that begins at p, turned so that its own come first."""
+def integer_of(type: QType):
+    """integer(p0, ph, k): weight k of the row whose nibbles begin at p0 and whose high bits begin at ph."""
     HIGH = LAYOUTS[type].high
 
     @device
-    def high(p, k):
-        word = load_u32(p + u64((k * i32(HIGH)) >> i32(5)) * u64(4))
-        eight = (k >> i32(3)) * i32(HIGH)
-        return rotate_right(word, u32(((k & i32(7)) * i32(4) + (eight & i32(3)) + i32(4)) & i32(31)))
+    def integer(p0, ph, k):
+        q = (load_u32(p0 + u64(k >> i32(3)) * u64(4)) >> u32((k & i32(7)) * i32(4))) & u32(15)
+        if HIGH:
+            q |= (high_word(ph, k, HIGH) & u32((1 << HIGH) - 1)) << u32(4)
+        return i32(q)
 
-    return high
+    return integer
+
+
+@device
+def high_word(p, k, high):
+    """The word of high bits of weight k of the row that begins at p, turned so that its own come first."""
+    word = load_u32(p + u64((k * i32(high)) >> i32(5)) * u64(4))
+    eight = (k >> i32(3)) * i32(high)
+    return rotate_right(word, u32(((k & i32(7)) * i32(4) + (eight & i32(3)) + i32(4)) & i32(31)))
 
 
 def value_of(type: QType):
     """value(p0, p1, p2, p3, k): weight k of the row whose planes begin at p0..p3."""
-
-    high = high_of(type)
-
-    @device
-    def nibble(p0, k):
-        word = load_u32(p0 + u64(k >> i32(3)) * u64(4))
-        return (word >> u32((k & i32(7)) * i32(4))) & u32(15)
+    HIGH, integer = LAYOUTS[type].high, integer_of(type)
 
     @device
     def f32_value(p0, p1, p2, p3, k):
@@ -74,48 +77,29 @@ def value_of(type: QType):
         return f16_f32(load_u16(p1 + u64(k >> i32(5)) * u64(2))) * f32(q)
 
     @device
-    def q4_0_value(p0, p1, p2, p3, k):
-        return f16_f32(load_u16(p1 + u64(k >> i32(5)) * u64(2))) * f32(i32(nibble(p0, k)) - i32(8))
+    def with_scale(p0, p1, p2, p3, k):
+        return f16_f32(load_u16(p1 + u64(k >> i32(5)) * u64(2))) * f32(integer(p0, p2, k) - i32(8 << HIGH))
 
     @device
-    def q4_1_value(p0, p1, p2, p3, k):
+    def with_least(p0, p1, p2, p3, k):
         dm = load_u32(p1 + u64(k >> i32(5)) * u64(4))
-        return low_f16(dm) * f32(i32(nibble(p0, k))) + high_f16(dm)
+        return low_f16(dm) * f32(integer(p0, p2, k)) + high_f16(dm)
 
     @device
-    def q5_0_value(p0, p1, p2, p3, k):
-        q = i32(nibble(p0, k) | ((high(p2, k) & u32(1)) << u32(4))) - i32(16)
-        return f16_f32(load_u16(p1 + u64(k >> i32(5)) * u64(2))) * f32(q)
-
-    @device
-    def q5_1_value(p0, p1, p2, p3, k):
-        dm = load_u32(p1 + u64(k >> i32(5)) * u64(4))
-        return low_f16(dm) * f32(i32(nibble(p0, k) | ((high(p2, k) & u32(1)) << u32(4)))) + high_f16(dm)
-
-    @device
-    def scaled_k(p1, p2, k, q):
+    def with_both_scaled(p0, p1, p2, p3, k):
         sm, dd = u32(load_u16(p1 + u64(k >> i32(5)) * u64(2))), load_u32(p2 + u64(k >> i32(8)) * u64(4))
         scale, least = low_f16(dd) * f32(i32(sm & u32(255))), high_f16(dd) * f32(i32(sm >> u32(8)))
-        return scale * f32(i32(q)) - least
-
-    @device
-    def q4_k_value(p0, p1, p2, p3, k):
-        return scaled_k(p1, p2, k, nibble(p0, k))
-
-    @device
-    def q5_k_value(p0, p1, p2, p3, k):
-        return scaled_k(p1, p2, k, nibble(p0, k) | ((high(p3, k) & u32(1)) << u32(4)))
+        return scale * f32(integer(p0, p3, k)) - least
 
     @device
     def q6_k_value(p0, p1, p2, p3, k):
-        q = i32(nibble(p0, k) | ((high(p3, k) & u32(3)) << u32(4))) - i32(32)
         scale = i32(load_u8(p1 + u64(k >> i32(4))) ^ u32(0x80)) - i32(128)
-        return f16_f32(load_u16(p2 + u64(k >> i32(8)) * u64(2))) * f32(scale) * f32(q)
+        return f16_f32(load_u16(p2 + u64(k >> i32(8)) * u64(2))) * f32(scale) * f32(integer(p0, p3, k) - i32(32))
 
     return {
         QType.F32: f32_value, QType.F16: f16_value, QType.BF16: bf16_value, QType.Q8_0: q8_0_value,
-        QType.Q4_0: q4_0_value, QType.Q4_1: q4_1_value, QType.Q5_0: q5_0_value, QType.Q5_1: q5_1_value,
-        QType.Q4_K: q4_k_value, QType.Q5_K: q5_k_value, QType.Q6_K: q6_k_value,
+        QType.Q4_0: with_scale, QType.Q5_0: with_scale, QType.Q4_1: with_least, QType.Q5_1: with_least,
+        QType.Q4_K: with_both_scaled, QType.Q5_K: with_both_scaled, QType.Q6_K: q6_k_value,
     }[type]  # fmt: skip
 
 
