@@ -16,7 +16,7 @@ from .arch import ARCHS, MTP, ROPE_FACTORS, arch_of, as_arch, check_model, leave
 from .checkpoint import Checkpoint
 from .errors import CkptError, LossyError, UnsupportedError
 from .files import Bytes, check_output
-from .formats.options import ReadOptions, Target, WriteOptions
+from .formats.options import FLAGS, ReadOptions, Target, WriteOptions
 from .layout import at, indices, write_rows
 from .quant import policy
 from .quant.encode import ErrorStats, decode_rows, encode, prepare
@@ -177,6 +177,7 @@ def write(
 ) -> Report:
     """Write an open checkpoint in a format."""
     original = ck
+    _check_options(module, options.write, dst)
     notes = list(dict.fromkeys((*ck.source.notes, *(ck.tokenizer.notes if ck.tokenizer else ()))))
     if ck.config.arch not in ARCHS or not ck.tensors:
         if ck.source.format != module.NAME or options.arch or options.type:
@@ -249,6 +250,18 @@ def write(
         tuple(done),
         tuple(notes),
     )
+
+
+def _check_options(module: ModuleType, given: WriteOptions, dst: Path) -> None:
+    """Refuse what the format would not heed."""
+    for name, flags in FLAGS.items():
+        if getattr(given, name) and name not in getattr(module, "OPTIONS", ()):
+            heeding = [n for n in formats.FORMATS if name in getattr(formats.by_name(n), "OPTIONS", ())]
+            raise UnsupportedError(
+                f"{module.NAME} files have no place for what {flags} asks", path=dst, at=flags,
+                expected=" or ".join(heeding), got=module.NAME,
+                hint="leave it out, or convert to one of those with it first",
+            )  # fmt: skip
 
 
 def _check_vocabulary(ck: Checkpoint, module: ModuleType, options: Options) -> None:

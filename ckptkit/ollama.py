@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from . import formats
-from .conversion import Report
+from .conversion import Options, Report
 from .errors import UnsupportedError
 from .files import check_output, replacing
 from .runtime.chat import ALPACA, STOP
@@ -41,11 +41,18 @@ def modelfile(gguf: Path, folder: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
+def check_target(target: Path, options: Options) -> None:
+    """Refuse outputs that Ollama does not take, before anything is converted."""
+    if target.suffix != ".gguf" or options.format not in ("", "gguf") or options.write.split_max_size:
+        what = "shards" if options.write.split_max_size else options.format or target.name
+        raise UnsupportedError(
+            "Ollama takes a single GGUF file", at="--ollama", expected="an output NAME.gguf", got=what
+        )
+
+
 def write_modelfile(report: Report, folder: Path, force: bool) -> Path:
     """Write `folder`/Modelfile for a conversion's GGUF; a model with a Jinja template leaves the template to Ollama."""
-    gguf = next((p for p in report.paths if p.suffix == ".gguf"), None)
-    if gguf is None or "-of-" in gguf.name:
-        raise UnsupportedError("Ollama takes a single GGUF file", got=", ".join(p.name for p in report.paths))
+    gguf = next(p for p in report.paths if p.suffix == ".gguf")
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "Modelfile"
     check_output(path, (gguf,), force)

@@ -12,7 +12,7 @@ import pytest
 
 import ckptkit
 from ckptkit.errors import FormatError, LossyError, UnsupportedError
-from ckptkit.formats.options import ReadOptions, WriteOptions
+from ckptkit.formats.options import FLAGS, ReadOptions, WriteOptions
 
 
 @pytest.fixture
@@ -218,4 +218,14 @@ def test_version_and_split_options_that_make_no_sense(fixtures_dir: Path, tmp_pa
         ckptkit.convert(source, tmp_path / "x.bin", write=WriteOptions(version="9"))
     with pytest.raises(UnsupportedError, match="format"):
         ckptkit.convert(source, tmp_path / "x.onnx")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("target", ["x.bin", "folder"])
+@pytest.mark.parametrize("given", [{"metadata": {"a": "b"}}, {"remove": ("a",)}, {"name": "a"}, {"write_output": True}])
+def test_options_that_a_format_does_not_heed(given: dict, target: str, fixtures_dir: Path, tmp_path: Path) -> None:
+    flag = FLAGS[next(iter(given))]
+    with pytest.raises(UnsupportedError, match=flag) as refused:
+        ckptkit.convert(fixtures_dir / "trained" / "gpt2_tiny.bin", tmp_path / target, write=WriteOptions(**given))
+    assert (refused.value.at, refused.value.expected) == (flag, "gguf")
     assert list(tmp_path.iterdir()) == []

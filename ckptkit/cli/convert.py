@@ -89,13 +89,15 @@ def convert(
     options = Options(
         read=read_options(given), write=WriteOptions(metadata=metadata, **{n: given.pop(n) for n in names}), **given
     )
-    if ollama and (ollama / "Modelfile").exists():
-        check_output(ollama / "Modelfile", (source,), options.force)
+    if ollama:
+        from ..ollama import check_target, write_modelfile
+
+        check_target(target, options)
+        if (ollama / "Modelfile").exists():
+            check_output(ollama / "Modelfile", (source,), options.force)
     with progress("converting") as begin:
         report = run(source, target, options, begin)
     if ollama:
-        from ..ollama import write_modelfile
-
         write_modelfile(report, ollama, options.force)
     if as_json:
         show_json(report.as_dict())

@@ -41,6 +41,7 @@ from .options import ReadOptions, Target, WriteOptions, chosen
 
 NAME = "gguf"
 MIXTURES = tuple(name.lower() for name in policy.MIXTURES)
+OPTIONS = ("split_max_size", "write_output", "name", "metadata", "remove")
 
 B = "blk.{i}."
 FUSED = {f"{B}attn_qkv.{kind}": tuple(f"{B}attn_{p}.{kind}" for p in "qkv") for kind in ("weight", "bias")}

@@ -40,6 +40,13 @@ class WriteOptions:
     complete: bool = True  # add what a file of the same format lacks; False where only what is asked for may change
 
 
+# field of WriteOptions -> the flags that set it; a format that heeds any beside --version lists them in its OPTIONS
+FLAGS = {
+    "split_max_size": "--split-max-size", "write_output": "--write-output", "name": "--name",
+    "metadata": "--set and --chat-template", "remove": "--remove",
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Target:
     """One way in which a format can store a model: its version, layout, types (a --type name) and padding rows."""

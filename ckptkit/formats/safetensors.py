@@ -50,6 +50,7 @@ __all__ = ["LAYOUTS", "MIXTURES", "NAME", "detect", "notes", "plan", "read", "ta
 
 NAME = "safetensors"
 MIXTURES = ("f32", "f16", "bf16", "f64")
+OPTIONS = ("split_max_size",)
 LAYOUTS: dict[str, Layout] = {arch: next(iter(by_prefix.values())) for arch, by_prefix in HF.items()}
 LAYOUTS["microgpt"] = microgpt_model.LAYOUT
 SHARD = re.compile(r".*-\d{5}-of-\d{5}\.safetensors")
