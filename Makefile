@@ -23,7 +23,7 @@ test: .venv/dev
 
 # needs torch and transformers, which nothing else here does
 test-peers: .venv/dev
-	$(BIN)/pip install -q "torch==2.13.0" transformers
+	$(BIN)/pip install -q "torch==2.13.0" "transformers==5.24.0"
 	CKPTKIT_PEERS=1 $(BIN)/pytest tests/peers
 
 .venv/installed: pyproject.toml
