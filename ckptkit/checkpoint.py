@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -149,8 +149,3 @@ class Checkpoint:
     def n_parameters(self) -> int:
         """Values in all tensors; padding rows and extra prediction heads count, a tied output counts once."""
         return sum(t.n_elements for t in self.tensors.values())
-
-
-def config_fields() -> tuple[str, ...]:
-    """Names of the config's fields, in order."""
-    return tuple(f.name for f in fields(Config))

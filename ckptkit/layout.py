@@ -50,9 +50,7 @@ class Place:
     type: QType
 
 
-def identity(
-    arch: str, rope_pairing: str = "", tied: bool | None = None, fused: Mapping[str, tuple[str, ...]] | None = None
-) -> Layout:
+def identity(arch: str, rope_pairing: str = "", fused: Mapping[str, tuple[str, ...]] | None = None) -> Layout:
     """A layout whose stored names are the canonical ones, except for `fused` ones."""
     parts = {p: (theirs, ours) for theirs, ours in (fused or {}).items() for p in ours}
     rows: dict[str, Row] = {}
@@ -60,7 +58,7 @@ def identity(
         if template in ARCHS[arch].tensors and template not in (*PADDING, "mtp.{j}.weight"):
             theirs, ours = parts.get(template, (template, (template,)))
             rows.setdefault(theirs, Row(ours, theirs))
-    return Layout(tuple(rows.values()), rope_pairing, tied)
+    return Layout(tuple(rows.values()), rope_pairing)
 
 
 def stored_shape(row: Row, config: Config, n_padding: int = 0) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ from .runtime.kl_divergence import KlReport, compare
 from .runtime.logits_file import LogitsFile, LogitsWriter
 from .runtime.perplexity import N_BATCH, PplReport, Scored, Sink, check_context, score
 from .runtime.perplexity_tokens import PerToken, write_lines
-from .runtime.perplexity_windows import CONVENTIONS, MODES, TOGETHER, IdSource, Plan, ints, plan
+from .runtime.perplexity_windows import MODES, TOGETHER, IdSource, Plan, ints, plan
 from .tokenizer import Tokenizer
 
 Progress = Callable[[str, int, int, float], object]  # mode, windows done, windows in all, perplexity so far
@@ -262,6 +262,3 @@ def hellaswag(
     """Answer the questions of an llm.c evaluation set (HellaSwag, MMLU); `limit`: only the first so many."""
     told = None if progress is None else _named(progress, "hellaswag")
     return choose(model, llmc_data.read_eval(path), limit=limit, n_batch=n_batch, progress=told)
-
-
-__all__ = ["CONVENTIONS", "MODES", "PplOptions", "hellaswag", "kl", "run"]

@@ -21,7 +21,6 @@ from struct import error as struct_error
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ..errors import FormatError, UnsupportedError
 from ..files import File
@@ -376,7 +375,7 @@ def encode_value(value: Value) -> bytes:
     return head + np.asarray(value.value, DTYPES[value.element]).tobytes()
 
 
-def header_bytes(keys: Mapping[str, Value], stored: Mapping[str, Tensor], alignment: int = ALIGNMENT) -> bytes:
+def header_bytes(keys: Mapping[str, Value], stored: Mapping[str, Tensor]) -> bytes:
     """Everything before the data, padded; tensors lie in the order given, without gaps, as llama.cpp demands."""
     parts = [MAGIC, pack("<IQQ", 3, len(stored), len(keys))]
     parts += [encode_string(name) + encode_value(value) for name, value in keys.items()]
@@ -388,14 +387,11 @@ def header_bytes(keys: Mapping[str, Value], stored: Mapping[str, Tensor], alignm
             )
         parts.append(encode_string(name) + pack("<I", len(t.shape)) + pack(f"<{len(t.shape)}Q", *reversed(t.shape)))
         parts.append(pack("<IQ", t.type, offset))
-        offset += -(-t.nbytes // alignment) * alignment
+        offset += -(-t.nbytes // ALIGNMENT) * ALIGNMENT
     head = b"".join(parts)
-    return head + bytes(-len(head) % alignment)
+    return head + bytes(-len(head) % ALIGNMENT)
 
 
 def shard_path(path: Path, index: int, count: int) -> Path:
     """NAME-00001-of-00003.gguf, as llama.cpp looks for them; one file keeps its name."""
     return path if count == 1 else path.with_name(f"{path.stem}-{index + 1:05d}-of-{count:05d}{path.suffix}")
-
-
-Array = npt.NDArray[Any]

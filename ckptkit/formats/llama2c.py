@@ -40,7 +40,6 @@ from .options import ReadOptions, Target, WriteOptions, chosen, origin, refuse_v
 NAME = "llama2c"
 MAGIC = 0x616B3432
 MIXTURES = ("f32",)
-FIELDS = ("dim", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "max_seq_len")
 START = {0: 28, 1: 256, 2: 256}
 SIZES_AT = {0: 0, 1: 8, 2: 8}
 GROUP_AT = 37

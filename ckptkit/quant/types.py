@@ -94,7 +94,6 @@ BLOCKS: dict[QType, Block] = {
     QType.NVFP4: Block(64, 36),
     QType.Q1_0: Block(128, 18),
     QType.Q2_0: Block(64, 18),
-    QType.Q1_0: Block(128, 18),
 }
 
 PLAIN = (QType.F32, QType.F16, QType.BF16, QType.F64)  # one element a block: transposable, padding is zero bytes

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..errors import UnsupportedError
-from .perplexity import LOGITS_BYTES, N_BATCH, Progress, Scored, nll_windows
+from .perplexity import N_BATCH, Progress, Scored, nll_windows
 from .perplexity_windows import Ids, Window, ints
 
 
@@ -57,7 +57,6 @@ def choose(
     *,
     limit: int | None = None,
     n_batch: int = N_BATCH,
-    logits_bytes: int = LOGITS_BYTES,
     progress: Progress | None = None,
 ) -> ChoiceReport:
     """Answer the first `limit` questions; `progress` gets acc_norm so far.
@@ -76,9 +75,7 @@ def choose(
             expected=f"at most {room:,} tokens", got=f"{longest:,}",
         )  # fmt: skip
     n_windows = sum(len(q.completions) for q in asked)
-    scored = nll_windows(
-        model, _windows(asked), longest, n_windows, n_batch=n_batch, logits_bytes=logits_bytes
-    )  # fmt: skip
+    scored = nll_windows(model, _windows(asked), longest, n_windows, n_batch=n_batch)
     answers, by_mean, by_sum, tokens = [], 0, 0, 0
     for k, q in enumerate(asked):
         losses = [next(scored)[2] for _ in q.completions]

@@ -16,7 +16,7 @@ import numpy as np
 
 from .log_softmax import F32, F64, log_sums, over_blocks
 from .logits_file import LogitsFile, decode
-from .perplexity import N_BATCH, Progress, Scored, Sink, exp, score
+from .perplexity import N_BATCH, Progress, Scored, exp, score
 from .perplexity_windows import Window, plan
 
 CUT = np.float32(-16)
@@ -99,7 +99,6 @@ def compare(
     *,
     bos: int | None = None,
     n_batch: int = N_BATCH,
-    sinks: Sequence[Sink] = (),
     progress: Progress | None = None,
 ) -> KlReport:
     """Run the file's own tokens through the model and compare; `bos` as for mode llama. Raises as `score` does."""
@@ -107,7 +106,7 @@ def compare(
     sink = Compare(base, model.threads)
     # The windows are the file's, however few: the need for two of them is a rule for texts.
     whole = plan("llama", _AtLeastTwo(base), base.n_ctx, chunks=base.n_chunk, bos=bos)
-    report = score(model, whole, n_batch=n_batch, sinks=(*sinks, sink), progress=progress)
+    report = score(model, whole, n_batch=n_batch, sinks=(sink,), progress=progress)
     nll, nll_base, kld = (np.concatenate(part) for part in (sink.nll, sink.nll_base, sink.kld))
     return statistics(nll, nll_base, kld, sink.same_top, base, model.precision, report.rule, report.notes)
 

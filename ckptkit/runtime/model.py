@@ -26,7 +26,6 @@ from .weights import LoadReport, Weights, load_weights
 if TYPE_CHECKING:
     from .generate import Generation
 
-Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
 SCORE_BYTES = 256 << 20  # of logits that scoring holds at a time
 
@@ -308,10 +307,6 @@ class Model:
                 )
             self._heads[j] = self.kernels.place([t], None)
         return self._heads[j]
-
-    def mtp_logits(self, ids: Sequence[int] | npt.NDArray[Any], head: int) -> Floats:
-        """Logits (n, vocab_size) of extra prediction head `head`: row t scores token t + 1 + head."""
-        return self.forward(ids, head=head)
 
     def prepare(self, cache: KVCache, samplers: Sequence[Any], n_prompt: int) -> None:
         """Make ready what decoding after prompts of `n_prompt` tokens needs; without it the first step does."""

@@ -184,11 +184,6 @@ def apply_config(key: str, a: Checkpoint, b: Checkpoint) -> Checkpoint:
     return with_tensors(b, factors, () if factors else (FACTORS,), rope_scaling=a.config.rope_scaling)
 
 
-def undone(key: str, b: Checkpoint, original: Checkpoint) -> Checkpoint:
-    """A repaired B with one constant of the config as it was."""
-    return apply_config(key, original, b)
-
-
 def judge(
     explained: Explained,
     original: Checkpoint,
@@ -207,7 +202,8 @@ def judge(
     kept: list[Cause] = []
     for cause in explained.causes:
         if cause.by == "config":
-            without = compare(logits_a, run(undone(cause.key, explained.b, original)))
+            as_it_was = apply_config(cause.key, original, explained.b)
+            without = compare(logits_a, run(as_it_was))
             kept.append(Cause(cause.key, cause.says, (), "config" if without.ok else "logits"))
         else:
             kept.append(cause)

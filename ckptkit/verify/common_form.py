@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..arch import ARCHS, MTP, PADDING, as_arch, is_neutral, template, with_pairing
+from ..arch import ARCHS, PADDING, as_arch, is_neutral, template, with_pairing
 from ..checkpoint import Checkpoint
 from ..errors import LossyError, UnsupportedError
 from .tensors import same_values
@@ -69,8 +69,3 @@ def _tied(ck: Checkpoint, side: str, done: list[str]) -> Checkpoint:
     done.append(f"{side} stores the tied output a second time")
     tensors = {n: t for n, t in ck.tensors.items() if n != OUTPUT}
     return replace(ck, config=replace(ck.config, tied_output=True), tensors=tensors)
-
-
-def heads_of(ck: Checkpoint) -> list[str]:
-    """Names of the extra prediction heads."""
-    return [n for n in ck.tensors if template(n) in MTP]

@@ -37,10 +37,10 @@ class Predictions:
         return asdict(self)
 
 
-def choose_ids(a: Checkpoint, b: Checkpoint, n: int = N_IDS) -> list[int]:
-    """Ids that both vocabularies have, the same every time; as many as both contexts hold, `n` at most."""
+def choose_ids(a: Checkpoint, b: Checkpoint) -> list[int]:
+    """Ids that both vocabularies have, the same every time; as many as both contexts hold, N_IDS at most."""
     vocab = min(a.config.vocab_size, b.config.vocab_size)
-    n = min(n, a.config.context_length, b.config.context_length)
+    n = min(N_IDS, a.config.context_length, b.config.context_length)
     return [int(i) for i in np.random.PCG64(SEED).random_raw(n) % np.uint64(vocab)]
 
 

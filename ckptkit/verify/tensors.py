@@ -50,7 +50,6 @@ class _Sums:
 
     def __init__(self, a: QType, b: QType) -> None:
         self.limits: tuple[Limit, ...] = (limit_of(a), limit_of(b))
-        self.same_type = a == b
         self.max = self.share = self.squares = 0.0
         self.count, self.nan = 0, False
 
