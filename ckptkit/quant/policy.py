@@ -17,37 +17,34 @@ from .types import BLOCKS, QType
 
 @dataclass(frozen=True)
 class Mixture:
-    """A file type: its `general.file_type` number, the type of most matrices, and a line for people."""
+    """A file type: its `general.file_type` number and the type of most matrices."""
 
     name: str
     file_type: int
     base: QType
-    description: str
 
 
 MIXTURES: dict[str, Mixture] = {
     m.name: m
     for m in (
-        Mixture("F32", 0, QType.F32, "32 bits a weight: nothing lost"),
-        Mixture("F16", 1, QType.F16, "16 bits: 11 significant bits, values to 65,504"),
-        Mixture("BF16", 32, QType.BF16, "16 bits: 8 significant bits, the range of float32"),
-        Mixture("Q8_0", 7, QType.Q8_0, "8.5 bits: hardly distinguishable from F16"),
-        Mixture("Q6_K", 18, QType.Q6_K, "6.56 bits: very close to the original"),
-        Mixture("Q5_K_M", 17, QType.Q5_K, "5.5 bits, half of attn_v and ffn_down in Q6_K"),
-        Mixture("Q5_K_S", 16, QType.Q5_K, "5.5 bits everywhere"),
-        Mixture("Q4_K_M", 15, QType.Q4_K, "4.5 bits, half of attn_v and ffn_down in Q6_K: the usual choice"),
-        Mixture("Q4_K_S", 14, QType.Q4_K, "4.5 bits, the first attn_v and ffn_down in Q5_K"),
-        Mixture("Q3_K_L", 13, QType.Q3_K, "3.44 bits, attn_v, attn_output and ffn_down in Q5_K"),
-        Mixture("Q3_K_M", 12, QType.Q3_K, "3.44 bits, attn_v, attn_output and ffn_down in Q4_K or Q5_K"),
-        Mixture("Q3_K_S", 11, QType.Q3_K, "3.44 bits everywhere: visibly worse"),
-        Mixture("Q2_K", 10, QType.Q2_K, "2.63 bits, attn_v, attn_output and ffn_down in Q3_K: for large models"),
-        Mixture(
-            "Q2_K_S", 21, QType.Q2_K, "2.63 bits almost everywhere: llama-quantize asks for an importance matrix here"
-        ),
-        Mixture("Q5_1", 9, QType.Q5_1, "6 bits, scale and offset for 32 weights"),
-        Mixture("Q5_0", 8, QType.Q5_0, "5.5 bits, one scale for 32 weights"),
-        Mixture("Q4_1", 3, QType.Q4_1, "5 bits, scale and offset for 32 weights"),
-        Mixture("Q4_0", 2, QType.Q4_0, "4.5 bits, one scale for 32 weights"),
+        Mixture("F32", 0, QType.F32),
+        Mixture("F16", 1, QType.F16),
+        Mixture("BF16", 32, QType.BF16),
+        Mixture("Q8_0", 7, QType.Q8_0),
+        Mixture("Q6_K", 18, QType.Q6_K),
+        Mixture("Q5_K_M", 17, QType.Q5_K),
+        Mixture("Q5_K_S", 16, QType.Q5_K),
+        Mixture("Q4_K_M", 15, QType.Q4_K),
+        Mixture("Q4_K_S", 14, QType.Q4_K),
+        Mixture("Q3_K_L", 13, QType.Q3_K),
+        Mixture("Q3_K_M", 12, QType.Q3_K),
+        Mixture("Q3_K_S", 11, QType.Q3_K),
+        Mixture("Q2_K", 10, QType.Q2_K),
+        Mixture("Q2_K_S", 21, QType.Q2_K),  # llama-quantize asks for an importance matrix here
+        Mixture("Q5_1", 9, QType.Q5_1),
+        Mixture("Q5_0", 8, QType.Q5_0),
+        Mixture("Q4_1", 3, QType.Q4_1),
+        Mixture("Q4_0", 2, QType.Q4_0),
     )
 }
 ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
