@@ -285,6 +285,31 @@ def test_two_faults_are_both_named(tmp_path: Path) -> None:
     assert r.after.ok
 
 
+@pytest.mark.parametrize(
+    ("b", "names", "keys"),
+    [
+        (
+            llama(models.half_paired(LLAMA), each("attn_q", np.transpose)),
+            ("attn_q.weight",),
+            {"rope_pairing", "transpose"},
+        ),
+        (
+            llama(change=lambda t: each("ffn_", np.transpose)(exchanged("gate", "up")(t))),
+            ("ffn_gate.weight", "ffn_up.weight"),
+            {"gate_up", "transpose"},
+        ),
+    ],
+    ids=["paired otherwise and transposed", "exchanged and transposed"],
+)
+def test_two_faults_of_one_tensor_are_both_named(tmp_path: Path, b: bytes, names: tuple, keys: set) -> None:
+    r = compared(tmp_path, llama(), b)
+    assert r.unexplained == ()
+    for name in names:
+        assert {c.key for c in r.causes if f"blk.0.{name}" in c.tensors} == keys
+    assert r.after is not None
+    assert r.after.ok
+
+
 def test_a_difference_without_a_cause_is_said_to_have_none(tmp_path: Path) -> None:
     r = compared(tmp_path, llama(), llama(change=each("blk.1.ffn_down", lambda w: w + np.float32(0.1))))
     assert not r.ok

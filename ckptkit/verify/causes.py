@@ -11,7 +11,7 @@ from ..checkpoint import Checkpoint
 from ..quant.types import PLAIN
 from ..tensor import Tensor, cut, transpose
 from .logits import Logits, Predictions
-from .repairs import tensor_repairs, with_tensors
+from .repairs import ways, with_tensors
 from .structure import FACTORS, Structure, scaling_text
 from .tensors import within
 
@@ -84,7 +84,7 @@ def find_causes(a: Checkpoint, b: Checkpoint, structure: Structure, failed: list
 
 
 def _repair(s: _Search, name: str) -> Tensor | None:
-    """The first repair of B's tensor that matches A's."""
+    """The first repair, or pair of repairs, of B's tensor that matches A's."""
     a, b = s.a.tensors[name], s.b.tensors[name]
     if name.endswith(".bias") and is_neutral(name, b):
         s.add("bias", "bias dropped: zero in B", name)
@@ -92,12 +92,14 @@ def _repair(s: _Search, name: str) -> Tensor | None:
     if name.endswith(".bias") and is_neutral(name, a):
         s.add("bias", "bias dropped: zero in A", name)
         return a
-    for r in tensor_repairs(s.b, name):
+    for way in ways(s.b, name):
+        right = way[-1].tensor
         # blocks lie along the rows that B has, so a quantised B is judged as it lies
-        turned = r.key == "transpose" and a.type in PLAIN
-        if within(transpose(a), b) if turned else within(a, r.tensor, b.type if r.tensor.type != b.type else None):
-            s.add(r.key, r.says, name)
-            return r.tensor
+        turned = len(way) == 1 and way[0].key == "transpose" and a.type in PLAIN
+        if within(transpose(a), b) if turned else within(a, right, b.type if right.type != b.type else None):
+            for repair in way:
+                s.add(repair.key, repair.says, name)
+            return right
     s.unexplained.append(name)
     return None
 

@@ -61,6 +61,16 @@ def tensor_repairs(ck: Checkpoint, name: str) -> Iterator[Repair]:
         yield Repair(key, SAID[key], partner)
 
 
+def ways(ck: Checkpoint, name: str) -> Iterator[tuple[Repair, ...]]:
+    """One repair of tensor `name`, then two of different kinds, the second of what the first leaves."""
+    singles = list(tensor_repairs(ck, name))
+    yield from ((first,) for first in singles)
+    for first in singles:
+        for second in tensor_repairs(with_tensors(ck, {name: first.tensor}), name):
+            if second.key != first.key:
+                yield first, second
+
+
 def with_tensors(
     ck: Checkpoint, tensors: dict[str, Tensor], drop: tuple[str, ...] = (), /, **config: Any
 ) -> Checkpoint:
