@@ -16,7 +16,7 @@ import numpy as np
 
 from fixtures import make, models
 from fixtures.models import Model
-from fixtures.writers import llama2c, llmc, microgpt, nanoeuler
+from fixtures.writers import llama2c, llmc, microgpt
 
 Array = np.ndarray
 
@@ -79,7 +79,7 @@ def _llama(
 
 
 def _nanoeuler(name: str, m: Model) -> Case:
-    """Head 0; judges.nanoeuler_logits(nanoeuler.arrays(m), ...) gives them all."""
+    """Head 0; judges.nanoeuler_logits gives them all."""
     d = m.dims
     first = Model(d, m.p | {"wcls": m.p["wcls"][: d["vocab"]]})
     return _llama(name, "nanoeuler", first, n_pred=d["n_pred"])
@@ -166,9 +166,3 @@ CASES: tuple[Case, ...] = (
 )
 
 BY_NAME: dict[str, Case] = {case.name: case for case in CASES}
-
-
-def all_heads(m: Model, ids: Array) -> Array:
-    """(K, n, V) of a nanoeuler model made by fixtures.models.nanoeuler."""
-    d = m.dims
-    return judges.nanoeuler_logits(nanoeuler.arrays(m), ids, n_head=d["n_head"], n_kv_head=d["n_kv_head"])

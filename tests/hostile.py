@@ -67,8 +67,3 @@ def int_changes(data: bytes, offsets: Iterable[int]) -> list[tuple[tuple[int, in
         for v in HOSTILE
         if data[at : at + 4] != (v & 0xFFFFFFFF).to_bytes(4, "little")
     ]
-
-
-def byte_flips(data: bytes, places: Iterable[int]) -> list[tuple[tuple[int, int], bytes]]:
-    """The file with every bit of the bytes at `places` turned, one at a time."""
-    return [((i, b), data[:i] + bytes([data[i] ^ 1 << b]) + data[i + 1 :]) for i in places for b in range(8)]

@@ -39,7 +39,6 @@ from ckptkit.runtime.cuda_plan import (
     cut,
 )
 
-ROOT = Path(__file__).parent.parent
 TARGETS = ((7, 5), (8, 0), (9, 0), (10, 0))
 HAS_COMPILER = bool(cuda_compile.version("numba-cuda") and cuda_compile.version("nvidia-nvvm"))
 needs_compiler = pytest.mark.skipif(not HAS_COMPILER, reason="numba-cuda and nvidia-nvvm are not installed")
