@@ -63,7 +63,7 @@ class ErrorStats:
         return sqrt(self.sum_squares / self.count) if self.count else 0.0
 
     def add(self, record: Bytes, count: int) -> None:
-        """Take over what a kernel recorded of `count` values."""
+        """Take over what a kernel recorded of `count` values (lanes.record)."""
         squares, worst, zeroed = (
             record[:128].view(np.float64),
             record[128:192].view(np.float32),

@@ -293,13 +293,11 @@ class Column:
         self.b.store(value.v, address(self.b, self.at, i))
 
 
-ERRORS = 16 * N  # bytes of a record of errors: float64 sums of squares, float32 largest, int32 lost, one of each a lane
-
-
 def record(errors, pairs):
-    """Add what encoding made of some values, (value, stored) pairs, to the record at an address.
+    """Add what encoding made of some values, (value, stored) pairs, to the record at an address: 16 N bytes.
 
-    Lost are values other than 0 that are stored as 0.
+    One a lane of float64 sums of squares, then of float32 largest magnitudes, then of int32 counts of the lost: values
+    other than 0 that are stored as 0.
     """
     b = pairs[0][0].b
     worst, squares, lost = None, None, None

@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import UnsupportedError
+from ..errors import UnsupportedError, blaming
 from .faults import Origin, Vocabulary, misfits, refuse
 from .special import (
     ALWAYS_PARSED,
@@ -32,10 +32,11 @@ INVALID = re.compile("([\udc80-\udcff]+)")  # undecodable bytes, as surrogateesc
 class Tokenizer(ABC):
     """A vocabulary and the rule that cuts text into it.
 
-    `tokens`: token texts as stored. `types`: one TokenType for each, or None when all are normal. `ids`: role -> id
-    (special.ROLES). `notes`: what had to be assumed. `stored`: name and version of the tokenizer's own file, or "".
-    `lstrip`, `rstrip`: ids of special tokens that swallow the whitespace before or after them. `origin`: where it was
-    read. `lengths`: entries stored of the arrays that have one for each token. `strays`: ids outside the vocabulary.
+    `tokens`: token texts as stored. `types`: one TokenType for each, or None when all are normal. `ids`: role
+    ("bos", "unk", "fim_pre", ...) -> id. `notes`: what had to be assumed. `stored`: name and version of the tokenizer's
+    own file, or "". `lstrip`, `rstrip`: ids of special tokens that swallow the whitespace before or after them.
+    `origin`: where it was read. `lengths`: entries stored of the arrays that have one for each token. `strays`: ids
+    outside the vocabulary.
 
     A malformed vocabulary (faults.py) is held as well as it can be, and refused when text is encoded.
     """
@@ -113,9 +114,8 @@ class Tokenizer(ABC):
     @cached_property
     def _by_text(self) -> dict[int, TokenType]:
         """Types that the text of a token settles."""
-        texts = [*END_TEXTS]
         hits = {i for role, i in self._roles.items() if role in BY_TEXT and role not in self.ids}
-        hits |= {i for i in map(self.find, texts) if i is not None}
+        hits |= {i for i in map(self.find, END_TEXTS) if i is not None}
         types = dict.fromkeys(hits, TokenType.CONTROL)
         types |= {i: TokenType.USER_DEFINED for i in map(self.find, ALWAYS_PARSED) if i is not None}
         for text, others in (("<|end|>", END_IS_NOT_THE_END), ("</s>", tuple((t,) for t in S_IS_NOT_THE_END))):
@@ -172,7 +172,8 @@ class Tokenizer(ABC):
         known = self._bytes.get(id)
         if known is None:
             self.check(id)
-            known = self._bytes[id] = self._token_bytes(id)
+            with blaming(self.origin.path):
+                known = self._bytes[id] = self._token_bytes(id)
         return known
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
@@ -204,11 +205,12 @@ class Tokenizer(ABC):
         """
         self._check_for_text()
         out: list[int] = []
-        for part in self._partition(as_bytes(text), special):
-            if isinstance(part, int):
-                out.append(part)
-            else:
-                self._encode_bytes(part, out)
+        with blaming(self.origin.path):
+            for part in self._partition(as_bytes(text), special):
+                if isinstance(part, int):
+                    out.append(part)
+                else:
+                    self._encode_bytes(part, out)
         return out
 
     def encode_prompt(

@@ -64,8 +64,3 @@ END_IS_NOT_THE_END = (
     ("<|calls|>", "<|flush|>"),
 )
 S_IS_NOT_THE_END = ("<|tool_response>", "<|plamo:eos|>")  # where one is present, "</s>" is an ordinary token
-
-ROLES = (
-    "bos", "eos", "unk", "sep", "pad", "mask", "eot", "eom", "fim_pre", "fim_suf", "fim_mid", "fim_pad", "fim_rep",
-    "fim_sep",
-)  # fmt: skip
