@@ -15,7 +15,7 @@ from . import formats
 from .arch import ARCHS, MTP, ROPE_FACTORS, arch_of, as_arch, check_model, leave_out, template, with_pairing
 from .checkpoint import Checkpoint
 from .errors import CkptError, LossyError, UnsupportedError
-from .files import Bytes, check_output
+from .files import Bytes, check_outputs
 from .formats.options import FLAGS, ReadOptions, Target, WriteOptions
 from .layout import at, indices, write_rows
 from .quant import policy
@@ -142,9 +142,7 @@ def _convert(src: Path, dst: Path, options: Options, progress: Callable[[int], P
         prepare(wanted.base)
     with formats.open(src, options.source_format, options.read) as ck:
         module = formats.by_name(options.format) if options.format else target_format(dst, ck, options)
-        check_output(dst, ck.source.paths, options.force)
-        if options.manifest:
-            check_output(options.manifest, (*ck.source.paths, dst), options.force)
+        check_outputs((dst, options.manifest) if options.manifest else (dst,), ck.source.paths, options.force)
         if not hasattr(module, "write"):
             raise UnsupportedError(f"{module.NAME} files can be read but not written", path=dst)
         return write(ck, module, dst, options, progress)

@@ -11,7 +11,7 @@ import mmap
 import os
 import stat
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -139,6 +139,16 @@ def check_output(path: Path, inputs: tuple[Path, ...], force: bool) -> None:
             )
     if (path.is_file() or (path.is_dir() and any(path.iterdir()))) and not force:
         raise OutputError("exists already", path=path, hint="pass --force to replace it, or choose another name")
+
+
+def check_outputs(paths: Sequence[Path], inputs: tuple[Path, ...], force: bool) -> None:
+    """Refuse outputs of one command that `check_output` refuses, or of which two are the same file."""
+    names = set()
+    for path in paths:
+        check_output(path, inputs, force)
+        if path.resolve() in names:
+            raise OutputError("two outputs are the same file", path=path, hint="give each a name of its own")
+        names.add(path.resolve())
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import numpy as np
 
 from .checkpoint import Checkpoint
 from .errors import FormatError, UnsupportedError
-from .files import File, check_output, read_head, replacing
+from .files import File, check_outputs, read_head, replacing
 from .formats import llmc_data
 from .runtime import perplexity_html
 from .runtime.hellaswag import ChoiceReport, choose
@@ -160,8 +160,7 @@ def run(
     outputs = [p for p in (options.per_token, options.html, options.save_logits) if p is not None]
     source = read_source(path)
     try:
-        for output in outputs:
-            check_output(output, (path,), options.force)
+        check_outputs(outputs, (path, *_model_paths(model)), options.force)
         made = plans(model, source, options)
         if options.save_logits is not None and ("llama" not in [p.mode for p, _ in made] or options.mtp_head):
             raise UnsupportedError(
@@ -203,9 +202,13 @@ def _score(
 
 
 def _title(model: Scored, source: Source) -> str:
-    ck: Checkpoint | None = getattr(model, "checkpoint", None)  # a model made by hand comes from no file
-    of = f" of {ck.source.paths[0].name}" if ck is not None and ck.source.paths else ""
+    of = "".join(f" of {path.name}" for path in _model_paths(model)[:1])
     return f"Perplexity{of} on {source.path.name}"
+
+
+def _model_paths(model: Scored) -> tuple[Path, ...]:
+    ck: Checkpoint | None = getattr(model, "checkpoint", None)  # a model made by hand comes from no file
+    return ck.source.paths if ck is not None else ()
 
 
 def _named(progress: Progress, mode: str) -> Callable[[int, int, float], object]:

@@ -313,3 +313,26 @@ def test_options_that_cannot_be_leave_nothing(args: tuple[str, ...], code: int, 
     done = ckptkit(*(names.get(a, a) for a in args))
     assert done.returncode == code, done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("ppl", "MODEL", "--text", "TEXT", "--html", "MODEL"),
+        ("ppl", "MODEL", "--text", "TEXT", "--per-token", "TOKENIZER"),
+        ("ppl", "MODEL", "--text", "TEXT", "--save-all-logits", "TEXT"),
+        ("ppl", "MODEL", "--text", "TEXT", "--html", "NEW", "--per-token", "NEW"),
+        ("logits", "MODEL", "--ids", "1", "--out", "TOKENIZER"),
+        ("convert", "MODEL", "NEW", "--to", "gguf", "--manifest", "NEW"),
+        ("convert", "MODEL", "NEW", "--to", "gguf", "--manifest", "TOKENIZER"),
+    ],
+)
+def test_no_output_is_an_input_or_another_output(args: tuple[str, ...], model: Path, tmp_path: Path) -> None:
+    data = {"m.bin": model, "m_tokenizer.bin": model.with_name("gpt2_tiny_tokenizer.bin"), "t.txt": Path(__file__)}
+    for name, source in data.items():
+        (tmp_path / name).write_bytes(source.read_bytes())
+    names = {"MODEL": "m.bin", "TOKENIZER": "m_tokenizer.bin", "TEXT": "t.txt", "NEW": "new"}
+    done = ckptkit(*(str(tmp_path / names[a]) if a in names else a for a in args), "--force")
+    assert done.returncode == 6, done.stderr
+    assert b"same file" in done.stderr
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == {n: p.read_bytes() for n, p in data.items()}

@@ -204,9 +204,10 @@ def logits(model: Path, prompt: str | None, file: Path | None, ids: list[int] | 
     from ..files import check_output, replacing
     from ..runtime.generate import check_prompt
 
-    check_output(out, (model,), given.pop("force"))
-    special = given.pop("special")
+    force, special = given.pop("force"), given.pop("special")
+    check_output(out, (model,), force)
     with loaded(model, given) as m:
+        check_output(out, m.checkpoint.source.paths, force)
         tokens = check_prompt(m, prompt_of(m, prompt, file, ids, special))
         found = m.forward(tokens, logits="all")
         with replacing(out) as f:
