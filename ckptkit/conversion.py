@@ -200,6 +200,10 @@ def write(
     ck = with_pairing(ck, pairing)
     target, stored = _plan(ck, module, options)
     ck, beside = _mtp(ck, heads, target, module, options, done)
+    if beside:
+        from .formats import sidecar
+
+        check_outputs((sidecar.path_for(dst),), original.source.paths, options.force)
     holds = target.layout.holds()
     said = ROPE_FACTORS if ck.config.rope_scaling else {}  # the config says what these hold
     gone = [n for n in ck.tensors if template(n) not in holds and n not in beside and n not in said]
@@ -220,8 +224,6 @@ def write(
         manifest = Recorder(original, encoded)
     written: tuple[Path, ...] = ()
     if beside:
-        from .formats import sidecar
-
         digest = sidecar.digest(beside)
         ck = replace(ck, source=replace(ck.source, metadata={**ck.source.metadata, "mtp_sha256": digest}))
         written = (sidecar.write(beside, dst, digest),)
@@ -233,6 +235,9 @@ def write(
         mixture=mixture if options.type else "",
         complete=not edited or options.read != ReadOptions(),
     )
+    if hasattr(module, "outputs"):
+        made = module.outputs(ck, encoded, dst, write_options)
+        check_outputs([p for p in made if p != dst], original.source.paths, options.force)
     written = (*module.write(ck, manifest.tensors if manifest else encoded, dst, write_options), *written)
     if manifest and options.manifest:
         manifest.save(options.manifest, written)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import ckptkit
-from ckptkit.errors import FormatError, LossyError, UnsupportedError
+from ckptkit.errors import FormatError, LossyError, OutputError, UnsupportedError
 from ckptkit.formats.options import FLAGS, ReadOptions, WriteOptions
 
 
@@ -229,3 +229,29 @@ def test_options_that_a_format_does_not_heed(given: dict, target: str, fixtures_
         ckptkit.convert(fixtures_dir / "trained" / "gpt2_tiny.bin", tmp_path / target, write=WriteOptions(**given))
     assert (refused.value.at, refused.value.expected) == (flag, "gguf")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_shards_and_heads_replace_nothing_unless_forced(fixtures_dir: Path, tmp_path: Path) -> None:
+    trained = fixtures_dir / "trained"
+    heads, shard = tmp_path / "m.mtp.safetensors", tmp_path / "g-00003-of-00006.gguf"
+    split = WriteOptions(split_max_size=200_000)
+    for source, out, there, write in (
+        (trained / "nanoeuler_chat.bin", tmp_path / "m.gguf", heads, WriteOptions()),
+        (trained / "gpt2_tiny.bin", tmp_path / "g.gguf", shard, split),
+    ):
+        there.write_bytes(b"precious")
+        with pytest.raises(OutputError, match="exists already"):
+            ckptkit.convert(source, out, write=write)
+        assert [p.read_bytes() for p in tmp_path.iterdir()] == [b"precious"]
+        ckptkit.convert(source, out, write=write, force=True)
+        assert there.read_bytes() != b"precious"
+        for path in tmp_path.iterdir():
+            path.unlink()
+
+
+def test_shards_that_cannot_all_be_written_leave_none(fixtures_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "g-00003-of-00006.gguf").mkdir()  # an empty directory, which no file can replace
+    split = WriteOptions(split_max_size=200_000)
+    with pytest.raises(OutputError, match="00003"):
+        ckptkit.convert(fixtures_dir / "trained" / "gpt2_tiny.bin", tmp_path / "g.gguf", write=split)
+    assert [p.name for p in tmp_path.iterdir()] == ["g-00003-of-00006.gguf"]

@@ -307,6 +307,35 @@ def plan(config: Config, stored: Mapping[str, Tensor], mixture: str, pure: bool)
 
 def write(ck: Checkpoint, stored: Mapping[str, Tensor], path: Path, options: WriteOptions) -> tuple[Path, ...]:
     """Write version 3, in shards of at most `split_max_size` bytes of tensors if asked; a lone file keeps its name."""
+    shards = _shards(ck, stored, path, options)
+    stored = {name: t for shard in shards for name, t in shard.items()}
+    keys = all_keys(ck, stored, path, options)
+    paths = outputs(ck, stored, path, options)
+    for k, (shard, where) in enumerate(zip(shards, paths, strict=True)):
+        split = {
+            "split.no": Value(Kind.U16, k),
+            "split.count": Value(Kind.U16, len(shards)),
+            "split.tensors.count": Value(Kind.I32, len(stored)),
+        }
+        try:
+            with replacing(where) as out:
+                out.write(header_bytes((keys if k == 0 else {}) | (split if len(shards) > 1 else {}), shard))
+                write_tensors(out, shard.values(), ALIGNMENT)
+        except BaseException:
+            for written in paths[:k]:  # shards are one file: without the rest they are of no use
+                written.unlink(missing_ok=True)
+            raise
+    return paths
+
+
+def outputs(ck: Checkpoint, stored: Mapping[str, Tensor], path: Path, options: WriteOptions) -> tuple[Path, ...]:
+    """The files that `write` makes."""
+    count = len(_shards(ck, stored, path, options))
+    return tuple(shard_path(path, k, count) for k in range(count))
+
+
+def _shards(ck: Checkpoint, stored: Mapping[str, Tensor], path: Path, options: WriteOptions) -> list[dict[str, Tensor]]:
+    """Tensors of every shard; Llama 3.1's rope factors, which llama.cpp reads from a tensor, come first."""
     stored = dict(stored)
     scaling = ck.config.rope_scaling
     if scaling and scaling.type == "llama3" and "rope_freqs.weight" not in stored:
@@ -322,15 +351,4 @@ def write(ck: Checkpoint, stored: Mapping[str, Tensor], path: Path, options: Wri
         room += t.nbytes
     if len(shards) > MAX_SHARDS:
         raise UnsupportedError("too many shards", path=path, expected=f"at most {MAX_SHARDS}", got=len(shards))
-    keys = all_keys(ck, stored, path, options)
-    paths = tuple(shard_path(path, k, len(shards)) for k in range(len(shards)))
-    for k, (shard, where) in enumerate(zip(shards, paths, strict=True)):
-        split = {
-            "split.no": Value(Kind.U16, k),
-            "split.count": Value(Kind.U16, len(shards)),
-            "split.tensors.count": Value(Kind.I32, len(stored)),
-        }
-        with replacing(where) as out:
-            out.write(header_bytes((keys if k == 0 else {}) | (split if len(shards) > 1 else {}), shard))
-            write_tensors(out, shard.values(), ALIGNMENT)
-    return paths
+    return shards
