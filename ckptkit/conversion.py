@@ -9,7 +9,6 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from . import formats
 from .arch import ARCHS, MTP, ROPE_FACTORS, arch_of, as_arch, check_model, leave_out, template, with_pairing
@@ -19,17 +18,11 @@ from .files import Bytes, check_outputs
 from .formats.options import FLAGS, ReadOptions, Target, WriteOptions
 from .layout import at, indices, write_rows
 from .quant import policy
-from .quant.encode import ErrorStats, decode_rows, encode, prepare
-from .quant.types import PLAIN, QType, row_bytes
+from .quant.encode import ErrorStats, decode_rows, decode_wide, encode, finite, prepare
+from .quant.types import PLAIN, QType
 from .tensor import Tensor
 
 Progress = Callable[[int], None]  # called with the number of bytes just written
-FLOATS: dict[QType, npt.DTypeLike] = {
-    QType.F32: "<f4",
-    QType.F16: "<f2",
-    QType.F64: "<f8",
-    QType.BF16: "<u2",
-}  # BF16 as its bits
 
 
 @dataclass(frozen=True)
@@ -326,7 +319,7 @@ def _exact(t: Tensor, type: QType) -> bool:
     kept = encode(t, type, allow_nonfinite=True)
     for lo, rows in t.chunks(1 << 20):
         back = decode_rows(kept.rows(lo, lo + len(rows)), type)
-        values = rows.view("<f8") if t.type == QType.F64 else decode_rows(rows, t.type)
+        values = decode_wide(rows, t.type)
         if not np.array_equal(back.astype(values.dtype), values):
             return False
     return True
@@ -371,44 +364,12 @@ def _encode(
     for name, t in stored.items():
         stats = ErrorStats() if types[name] != t.type else None
         out = encode(t, types[name], name, options.allow_nonfinite, stats)
-        encoded[name] = out if stats or options.allow_nonfinite else _finite(out, name)
+        encoded[name] = out if stats or options.allow_nonfinite else finite(out, name)
         lines.append(Stored(name, t.shape, t.type.name, types[name].name, out.nbytes, stats))
     changed = sum(1 for s in lines if s.stats)
     if changed:
         done.append(f"encoded {changed} of {len(lines)} tensors anew")
     return encoded, lines
-
-
-def _value(rows: Bytes, k: int, type: QType) -> str:
-    """Element `k` of some rows of a plain type."""
-    width = row_bytes(type, 1)
-    return str(float(decode_rows(rows.reshape(-1)[k * width : (k + 1) * width].reshape(1, width), type)[0, 0]))
-
-
-def _finite(t: Tensor, name: str) -> Tensor:
-    """The same tensor, refused at the first NaN or infinity that streams through."""
-    if t.type not in FLOATS:
-        return t
-    inner = t.rows
-
-    def rows(lo: int, hi: int) -> Bytes:
-        data = inner(lo, hi)
-        flat = data.reshape(-1)
-        values: npt.NDArray[Any] = flat.view(FLOATS[t.type])
-        for start in range(0, len(values), 1 << 18):
-            piece = values[start : start + (1 << 18)]
-            bad = (piece & 0x7F80) == 0x7F80 if t.type == QType.BF16 else ~np.isfinite(piece)
-            if bad.any():
-                index = np.unravel_index(lo * t.row_elements + start + int(bad.argmax()), t.shape)
-                raise LossyError(
-                    "a value is NaN or infinite",
-                    at=f"tensor {name}, element {[int(k) for k in index]}",
-                    got=_value(data, start + int(bad.argmax()), t.type),
-                    hint="the training diverged, or the file is damaged; --allow-nonfinite converts it all the same",
-                )
-        return data
-
-    return replace(t, rows=rows)
 
 
 def _counted(t: Tensor, step: Progress) -> Tensor:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from .checkpoint import Checkpoint
-from .quant.types import QType
 from .tensor import Tensor
 
 
@@ -27,12 +26,11 @@ class Stats:
 
 def tensor_stats(t: Tensor) -> Stats:
     """Read a tensor chunk by chunk; sums in float64."""
-    from .quant.encode import decode_rows
+    from .quant.encode import decode_wide
 
     low, high, total, squares, n, nan, inf = float("inf"), float("-inf"), 0.0, 0.0, 0, 0, 0
     for _, rows in t.chunks(1 << 22):
-        values = rows.view("<f8") if t.type == QType.F64 else decode_rows(rows, t.type)
-        values = values.reshape(-1)
+        values = decode_wide(rows, t.type).reshape(-1)
         good = np.isfinite(values)
         if not good.all():
             nan += int(np.isnan(values).sum())

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from ..quant.encode import decode_rows
+from ..quant.encode import decode_rows, decode_wide
 from ..quant.types import QType
 from ..tensor import Tensor
 from .finding import Finding, finding
@@ -19,7 +19,7 @@ def nonfinite(tensors: Mapping[str, Tensor]) -> Iterator[Finding]:
     """The first NaN or infinity of every tensor; reads everything."""
     for name, t in tensors.items():
         for lo, rows in t.chunks(1 << 20) if t.type not in UNDECODED else ():
-            bad = ~np.isfinite(rows.view("<f8") if t.type.name == "F64" else decode_rows(rows, t.type))
+            bad = ~np.isfinite(decode_wide(rows, t.type))
             if bad.any():
                 row = lo + int(bad.any(axis=1).argmax())
                 yield finding("nonfinite", f"tensor {name}, row {row:,}", "a value is NaN or infinite",

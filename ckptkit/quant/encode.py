@@ -20,7 +20,7 @@ import numpy.typing as npt
 from ..errors import LossyError, UnsupportedError
 from ..parallel import spread
 from ..tensor import CHUNK, PIECE, Tensor
-from .types import BLOCKS, QType, row_bytes
+from .types import BLOCKS, PLAIN, QType, row_bytes
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -105,6 +105,11 @@ def decode_rows(rows: Bytes, type: QType) -> Floats:
     return decoded
 
 
+def decode_wide(rows: Bytes, type: QType) -> npt.NDArray[Any]:
+    """The same, but float64 stays as wide as it is."""
+    return rows.view(np.float64) if type == QType.F64 else decode_rows(rows, type)
+
+
 def _decode_by_kernel(rows: Bytes, type: QType) -> Floats:
     from .decode_kernels import kernel
     from .encode_kernels import unit
@@ -173,6 +178,27 @@ def decode(t: Tensor, name: str = "") -> Tensor:
     return encode(t, QType.F32, name, allow_nonfinite=True)
 
 
+def finite(t: Tensor, name: str) -> Tensor:
+    """The same tensor; one of a plain type is refused at the first NaN or infinity that is read."""
+    if t.type not in PLAIN:
+        return t
+
+    def rows(lo: int, hi: int) -> Bytes:
+        data = t.rows(lo, hi)
+        bits = data.reshape(-1).view(f"<u{BLOCKS[t.type].nbytes}")
+        values = bits if t.type == QType.BF16 else bits.view(NUMPY[t.type])
+        for start in range(0, len(values), PIECE):
+            piece = values[start : start + PIECE]
+            bad = (piece & 0x7F80) == 0x7F80 if t.type == QType.BF16 else ~np.isfinite(piece)
+            if bad.any():
+                k = start + int(bad.argmax())
+                value = decode_wide(bits[k : k + 1].view(np.uint8)[None], t.type)[0, 0]
+                raise _refusal(value, t.type, name, np.unravel_index(lo * t.row_elements + k, t.shape))
+        return data
+
+    return replace(t, rows=rows)
+
+
 def _encode_into(values: Floats, type: QType, out: Bytes) -> tuple[np.float32, Bytes]:
     """Encode into `out`; the largest magnitude, NaN or infinity if there is one, and the record of errors."""
     record = np.zeros(256, np.uint8)
@@ -229,14 +255,14 @@ def _unfit(values: Floats, out: Bytes, type: QType) -> int:
 
 
 def _refusal(value: Any, type: QType, name: str, index: Iterable[Any]) -> LossyError:
-    finite = bool(np.isfinite(value))
+    too_large = bool(np.isfinite(value))
     return LossyError(
-        f"a value is too large for {type.name}" if finite else "a value is not finite",
+        f"a value is too large for {type.name}" if too_large else "a value is not finite",
         at=f"tensor {name}, element [{', '.join(str(int(i)) for i in index)}]",
         got=f"{value:.9g}",
         hint="choose a type with a wider range, such as bf16 or f32"
-        if finite
-        else "--allow-nonfinite writes it as it is",
+        if too_large
+        else "the training diverged, or the file is damaged; --allow-nonfinite converts it all the same",
     )
 
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from ..checkpoint import Checkpoint
 from ..files import Bytes
-from ..quant.encode import decode_rows
+from ..quant.encode import decode_wide
 from ..quant.types import QType
 from ..tensor import Tensor
 from .limits import Limit, limit_of
@@ -83,11 +83,6 @@ def _allowed(a: Floats, b: Floats, limit: Limit) -> Floats:
     return out
 
 
-def values(rows: Bytes, type: QType) -> Floats:
-    """Decoded rows; float64 stays as wide as it is."""
-    return rows.view("<f8") if type == QType.F64 else decode_rows(rows, type)
-
-
 def pieces(a: Tensor, b: Tensor) -> Iterator[tuple[Bytes, Bytes]]:
     """The same rows of two tensors of one shape, a vector as a single row."""
     if len(a.shape) < 2:
@@ -109,7 +104,7 @@ def compare(name: str, a: Tensor, b: Tensor) -> Compared:
         same = a.type == b.type and np.array_equal(rows_a, rows_b)
         exact &= same
         if not same:
-            sums.add(values(rows_a, a.type), values(rows_b, b.type))
+            sums.add(decode_wide(rows_a, a.type), decode_wide(rows_b, b.type))
     rms = sqrt(sums.squares / a.n_elements) if a.n_elements else 0.0
     equal = exact or (sums.max == 0 and not sums.nan)
     ok = exact if a.type == b.type else sums.ok
@@ -135,7 +130,7 @@ def within(a: Tensor, b: Tensor, stored: QType | None = None) -> bool:
             continue
         if a.type == kind and b.type == kind:
             return False
-        sums.add(values(rows_a, a.type), values(rows_b, b.type))
+        sums.add(decode_wide(rows_a, a.type), decode_wide(rows_b, b.type))
         if not sums.ok:
             return False
     return True
@@ -146,7 +141,7 @@ def same_values(a: Tensor, b: Tensor) -> bool:
     return all(
         np.array_equal(rows_a, rows_b)
         if a.type == b.type
-        else np.array_equal(values(rows_a, a.type), values(rows_b, b.type))
+        else np.array_equal(decode_wide(rows_a, a.type), decode_wide(rows_b, b.type))
         for rows_a, rows_b in pieces(a, b)
     )
 
