@@ -213,15 +213,15 @@ def _arrange(
 
 def _check_fused(layout: Layout, config: Config, found: Mapping[str, Tensor], path: Path) -> None:
     """A fused tensor must have all the rows that it will be cut into."""
-    rows = {0: (config.n_head + 2 * config.n_kv_head) * config.head_dim}
+    n_rows = (config.n_head + 2 * config.n_kv_head) * config.head_dim
     for row in layout.rows:
         for index in indices(row, config) if len(row.ours) > 1 else ():
             t = found.get(at(row.theirs, index))
-            if t is not None and t.shape[0] != rows[0]:
+            if t is not None and t.shape[0] != n_rows:
                 raise FormatError(
                     f"tensor {at(row.theirs, index)} has another shape",
                     path=path,
-                    expected=f"{rows[0]} rows",
+                    expected=f"{n_rows} rows",
                     got=t.shape,
                 )
 

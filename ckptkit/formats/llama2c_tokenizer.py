@@ -103,7 +103,8 @@ def holds(tokenizer: Tokenizer | None) -> bool:
     """Whether llama2.c's program would read the file as this tokenizer: SPM with its first 259 ids."""
     if not isinstance(tokenizer, SPM) or not tokenizer.add_space_prefix or tokenizer.vocab_size < 259:
         return False
-    return tokenizer.token_bytes(3) == b"\0" and tokenizer.token_bytes(258) == b"\xff" and tokenizer.type_of(258) == 6
+    ends = tokenizer.token_bytes(3), tokenizer.token_bytes(258)
+    return ends == (b"\0", b"\xff") and tokenizer.type_of(258) == TokenType.BYTE
 
 
 def write(tokenizer: Tokenizer, path: Path) -> None:

@@ -2,8 +2,9 @@
 
 int32[8] V C NH NKV NL T H K | int32 VOCAB | int32 n_merges | int32[n] left ids | int32[n] right ids | float32 params
 
-No magic, no version: the file is recognised because its sizes add up. Rotary pairs are adjacent; K prediction heads
-follow one another, the first is the ordinary output. Byte-level BPE on ids: 0..255 are bytes, 256 + m is merge m.
+No magic, no version: the file is recognised by its vocabulary, which it states three times over. Rotary pairs are
+adjacent; K prediction heads follow one another, the first is the ordinary output. Byte-level BPE on ids: 0..255 are
+bytes, 256 + m is merge m.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ NAME = "nanoeuler"
 MIXTURES = ("f32",)
 HEADER = 40
 FIELDS = ("V", "C", "NH", "NKV", "NL", "T", "H", "K")
+NOTE = "no magic number; recognised because the sizes add up"
 
 B = "blk.{i}."
 LAYOUT = Layout(
@@ -70,12 +72,12 @@ def _config(fields: list[int]) -> Config:
 
 
 def detect(path: Path, head: bytes, _size: int) -> bool:
-    """By the vocabulary stated three times over and, as far as other sizes are sane, by the size of the file."""
+    """By the vocabulary stated three times over and sane sizes; whether those add up to the file, `read` says."""
     if len(head) < HEADER:
         return False
     fields = np.frombuffer(head, "<i4", 10).tolist()
     vocab, n_merges = fields[8:]
-    if not (0 <= n_merges < 2**24 and vocab == 256 + n_merges and (fields[0] == vocab or 256 + n_merges == fields[0])):
+    if not (0 <= n_merges < 2**24 and fields[0] == vocab == 256 + n_merges):
         return False
     try:
         _config(fields[:8]).check(path)
@@ -135,11 +137,10 @@ def _read(file: File, options: ReadOptions) -> Checkpoint:
             got=f"{file.size:,}",
             hint="the file was cut, or its header is wrong",
         )
-    notes = ["no magic number; recognised because the sizes add up"]
     if options.tokenizer:
         raise UnsupportedError("the file carries its tokenizer", path=path, hint="leave --tokenizer out")
     tokenizer = nanoeuler_bpe.NanoeulerBPE(merges[0], merges[1])
-    source = Source((path,), NAME, "", dict(zip(FIELDS, fields, strict=False)), tuple(notes))
+    source = Source((path,), NAME, "", dict(zip(FIELDS, fields, strict=False)), (NOTE,))
     return Checkpoint(
         config, read_sequential(places(LAYOUT, config, start, QType.F32)[0], config, file), tokenizer, source, (file,)
     )
