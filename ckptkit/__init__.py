@@ -29,7 +29,7 @@ def open(path: str | Path, **facts: Any) -> Checkpoint:
 
 
 def convert(src: str | Path, dst: str | Path, **options: Any) -> Report:
-    """Convert a checkpoint and say what was done. `options` are those of convert.Options: type, arch, force, ...
+    """Convert a checkpoint and say what was done. `options` are those of conversion.Options: type, arch, force, ...
 
     Raises a CkptError and leaves nothing at `dst` if the input is broken or something would be lost.
     """

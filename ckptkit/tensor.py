@@ -49,7 +49,7 @@ class Tensor:
 
     @property
     def n_rows(self) -> int:
-        """Rows: all axes but the last."""
+        """Rows: all axes but the last; of a vector of a plain type, its elements."""
         return self.n_elements // self.row_elements if self.row_elements else 0
 
     @property

@@ -68,7 +68,7 @@ class KVCache:
                 "the context is full",
                 expected=f"at most {self.context:,} tokens",
                 got=f"{last + 1:,}",
-                hint="use a shorter prompt, or a larger --context if the model allows it",
+                hint="shorten the prompt; -c raises the context where the positions are rotary",
             )
 
     def truncate(self, length: int, seq: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""The same ids through two models: how far their predictions are apart. The only place that imports the runtime."""
+"""The same ids through two models: how far their predictions are apart."""
 
 from __future__ import annotations
 

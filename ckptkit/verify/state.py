@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -102,10 +101,9 @@ def _run(
 
 def _causes(ck: Checkpoint, state: State, device: str, threads: int | None) -> tuple[Cause, ...]:
     """Every single repair that brings the logits of the first sequence within the limit; first found, first named."""
-    try_one: Callable[[Checkpoint], float] = lambda model: _run(model, state, range(1), device, threads)[0]  # noqa: E731
     for key, says, repaired in whole_model(ck):
         try:
-            error = try_one(repaired)
+            error = _run(repaired, state, range(1), device, threads)[0]
         except CkptError:
             continue
         if error <= LOGITS_LIMIT:
