@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from os import PathLike
+from reprlib import Repr
 from typing import Any
+
+SHOWN = 1000  # characters of each part of a message
+_REPR = Repr()
+_REPR.maxstring = _REPR.maxother = _REPR.maxlong = 60
 
 
 class CkptError(Exception):
@@ -31,14 +38,15 @@ class CkptError(Exception):
 
     def __str__(self) -> str:
         """First line: file and what is wrong. Then place, expected, found, and a hint, where known."""
-        lines = [f"{printable(self.path)}: {self.what}" if self.path is not None else self.what]
+        what = printable(_cut(self.what))
+        lines = [f"{printable(self.path)}: {what}" if self.path is not None else what]
         place = []
         if self.offset is not None:
-            place.append(f"at byte {self.offset:,}" + (f" ({printable(self.at)})" if self.at else ""))
+            place.append(f"at byte {self.offset:,}" + (f" ({printable(_cut(self.at))})" if self.at else ""))
         elif self.at:
-            place.append(f"at {printable(self.at)}")
-        found = [f"expected {self.expected}"] if self.expected is not None else []
-        found += [f"got {self.got}"] if self.got is not None else []
+            place.append(f"at {printable(_cut(self.at))}")
+        found = [f"expected {_cut(self.expected)}"] if self.expected is not None else []
+        found += [f"got {_cut(self.got)}"] if self.got is not None else []
         detail = ": ".join(part for part in (" ".join(place), printable(", ".join(found))) if part)
         if detail:
             lines.append("  " + detail)
@@ -69,6 +77,27 @@ class OutputError(CkptError):
     """The output cannot be written: it exists, its directory is missing, the disk is full."""
 
     exit_code = 6
+
+
+@contextmanager
+def blaming(path: str | PathLike[str] | None) -> Iterator[None]:
+    """Errors that come out of the block without a file, raised by what does not know it, are about `path`."""
+    try:
+        yield
+    except CkptError as e:
+        e.path = path if e.path is None else e.path
+        raise
+
+
+def brief(value: object) -> str:
+    """A value from a file on one short line, however long or deeply nested it is."""
+    return _REPR.repr(value)
+
+
+def _cut(value: object) -> str:
+    """What a message shows of a text that a file may have made megabytes long."""
+    text = str(value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
 def printable(text: object) -> str:

@@ -73,15 +73,11 @@ def read_options(given: dict[str, Any]) -> Any:
 def opened(path: Path, given: dict[str, Any]) -> Iterator[Any]:
     """An open checkpoint; takes the reading options out of `given`."""
     from .. import formats
-    from ..errors import FormatError
+    from ..errors import blaming
 
     options = read_options(given)
-    with formats.open(path, given.pop("source_format"), options) as ck:
-        try:
-            yield ck
-        except FormatError as e:
-            e.path = path if e.path is None else e.path  # found late, by what does not know the file
-            raise
+    with formats.open(path, given.pop("source_format"), options) as ck, blaming(path):  # found late
+        yield ck
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 from ..checkpoint import Checkpoint
-from ..errors import FormatError, UnsupportedError
+from ..errors import FormatError, UnsupportedError, blaming
 from ..files import read_head
 from .options import ReadOptions, Target, WriteOptions
 
@@ -61,7 +61,8 @@ def open(path: str | Path, format: str = "", options: ReadOptions | None = None)
     """Detect and read a checkpoint, its tokenizer and the sidecar of its extra prediction heads. Close it after use."""
     path, options = Path(path), options or ReadOptions()
     module = by_name(format) if format else detect(path)
-    ck: Checkpoint = module.read(path, options)
+    with blaming(path):
+        ck: Checkpoint = module.read(path, options)
     try:
         if options.tokenizer and ck.tokenizer is None:
             from .tokenizer_files import read_tokenizer

@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import UnsupportedError
+from ..errors import UnsupportedError, blaming
 from .faults import Origin, Vocabulary, misfits, refuse
 from .special import (
     ALWAYS_PARSED,
@@ -172,7 +172,8 @@ class Tokenizer(ABC):
         known = self._bytes.get(id)
         if known is None:
             self.check(id)
-            known = self._bytes[id] = self._token_bytes(id)
+            with blaming(self.origin.path):
+                known = self._bytes[id] = self._token_bytes(id)
         return known
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
@@ -204,11 +205,12 @@ class Tokenizer(ABC):
         """
         self._check_for_text()
         out: list[int] = []
-        for part in self._partition(as_bytes(text), special):
-            if isinstance(part, int):
-                out.append(part)
-            else:
-                self._encode_bytes(part, out)
+        with blaming(self.origin.path):
+            for part in self._partition(as_bytes(text), special):
+                if isinstance(part, int):
+                    out.append(part)
+                else:
+                    self._encode_bytes(part, out)
         return out
 
     def encode_prompt(
