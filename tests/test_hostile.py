@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ from click.testing import CliRunner
 
 from ckptkit.cli import cli
 from ckptkit.errors import CkptError, FormatError
+from ckptkit.formats import hf_tokenizer
 from ckptkit.formats.tokenizer_files import read_tokenizer
 from fixtures.writers import gguf
 
@@ -53,3 +57,91 @@ def test_what_a_vocabulary_cannot_spell_names_the_file(fixtures_dir: Path) -> No
     model = fixtures_dir / "gguf" / "gpt2.gguf"
     assert refused("tokenize", model, "Hello").path == model
     assert refused("ppl", model, "--text", fixtures_dir / "SHA256SUMS").path == model
+
+
+# -- Hugging Face's tokenizer files
+
+PLACES: dict[str, tuple[str, Callable[[dict[str, Any]], object]]] = {
+    "added_tokens": ("tokenizer.json", lambda t: t.update(added_tokens=5)),
+    "merges": ("tokenizer.json", lambda t: t["model"].update(merges={"a": 1})),
+    "merge": ("tokenizer.json", lambda t: t["model"].update(merges=[nested(300)])),
+    "vocab": ("tokenizer.json", lambda t: t["model"].update(vocab={"a": nested(300)})),
+    "config": ("tokenizer_config.json", lambda t: t.update(added_tokens_decoder=[1])),
+    "merges as ids": ("tokenizer_config.json", lambda t: t.update(ckptkit_nanoeuler_merges=[1, [2]])),
+    "odd merges": ("tokenizer_config.json", lambda t: t.update(ckptkit_nanoeuler_merges=[1, 2, 3])),
+    "huge merges": ("tokenizer_config.json", lambda t: t.update(ckptkit_nanoeuler_merges=[2**40, 2])),
+    "characters": ("tokenizer_config.json", lambda t: t.update(ckptkit_chars=5)),
+    "bos of characters": ("tokenizer_config.json", lambda t: t.update(ckptkit_chars={"bos": "x"})),
+}
+IGNORED: dict[str, tuple[str, Callable[[dict[str, Any]], object]]] = {
+    "post_processor": (
+        "tokenizer.json",
+        lambda t: t.update(post_processor={"type": "TemplateProcessing", "single": [{"SpecialToken": 5}, 5]}),
+    ),
+    "unk_token": ("tokenizer.json", lambda t: t["model"].update(unk_token="\ud800")),
+    "bos_token": ("tokenizer_config.json", lambda t: t.update(bos_token="\ud800", eos_token=5)),
+    "ids": ("tokenizer_config.json", lambda t: t.update(added_tokens_decoder={"²": {}, "9" * 5000: {}})),
+    "template": ("tokenizer_config.json", lambda t: t.update(chat_template=[{"name": [], "template": 5}, 5])),
+}
+
+
+@pytest.fixture
+def directory(fixtures_dir: Path, tmp_path: Path) -> Path:
+    """A model directory that may be damaged."""
+    shutil.copytree(fixtures_dir / "hf_gpt2", tmp_path / "model")
+    (tmp_path / "model" / "tokenizer_config.json").write_text("{}")
+    return tmp_path / "model"
+
+
+def change(path: Path, how: Callable[[dict[str, Any]], object]) -> None:
+    """Change the JSON object in a file."""
+    found = json.loads(path.read_text())
+    how(found)
+    path.write_text(json.dumps(found))
+
+
+@pytest.mark.parametrize("what", PLACES)
+def test_parts_of_tokenizer_files_of_another_type_are_refused(what: str, directory: Path) -> None:
+    file, how = PLACES[what]
+    change(directory / file, how)
+    assert refused("inspect", directory).path in (directory / "tokenizer.json", directory / file)
+
+
+@pytest.mark.parametrize("what", IGNORED)
+def test_parts_that_say_nothing_are_passed_over(what: str, directory: Path) -> None:
+    file, how = IGNORED[what]
+    change(directory / file, how)
+    assert hf_tokenizer.read(directory) is not None
+
+
+@pytest.mark.parametrize("text", ["[]", "5", "null", "1" * 5000, "[" * 100_000, '"\\ud800"', "\ufeff{}"])
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "config.json"])
+def test_files_that_are_no_object_are_refused(name: str, text: str, directory: Path) -> None:
+    (directory / name).write_text(text)
+    assert refused("inspect", directory).path == directory / name
+
+
+def test_what_the_tokenizers_package_refuses_is_an_error_of_the_file(directory: Path) -> None:
+    change(directory / "tokenizer.json", lambda t: t.update(pre_tokenizer={"type": "Split", "pattern": {"Regex": "("}}))
+    assert refused("tokenize", directory, "a").path == directory / "tokenizer.json"
+
+
+def test_a_token_that_is_almost_a_byte_is_text(directory: Path) -> None:
+    def how(t: dict[str, Any]) -> None:
+        t["model"]["vocab"] = {"<0xZZ>": 0, "<0x0A>": 1}
+        t |= {"pre_tokenizer": {"type": "Whitespace"}, "decoder": None, "added_tokens": []}
+
+    change(directory / "tokenizer.json", how)
+    tokenizer = hf_tokenizer.read(directory)
+    assert tokenizer is not None
+    assert [tokenizer.token_bytes(i) for i in (0, 1)] == [b"<0xZZ>", b"\n"]
+
+
+def test_a_tokenizer_in_the_metadata_of_a_file_is_read_from_there_alone(fixtures_dir: Path, tmp_path: Path) -> None:
+    source = fixtures_dir / "hf_gpt2"
+    found = json.loads((source / "tokenizer.json").read_text()) | {"pre_tokenizer": {"type": "Whitespace"}}
+    tokenizer = hf_tokenizer.from_texts(tmp_path / "m.safetensors", json.dumps(found), "{}")
+    assert tokenizer.kind == "hf"
+    with pytest.raises(FormatError) as e:
+        hf_tokenizer.from_texts(tmp_path / "m.safetensors", "[]", "{}")
+    assert e.value.path == tmp_path / "m.safetensors"

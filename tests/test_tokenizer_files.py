@@ -443,8 +443,8 @@ def test_special_tokens_bos_and_template_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{", "not JSON"),
-        ("[]", "not a tokenizer.json"),
+        ("{", "not valid JSON"),
+        ("[]", "expected an object"),
         ('{"model": {"type": "BPE", "vocab": [1]}}', "not a vocabulary"),
         ('{"model": {"type": "BPE", "vocab": {"a": -1}}}', "no id"),
         ('{"model": {"type": "BPE", "vocab": {"a": 1.5}}}', "no id"),

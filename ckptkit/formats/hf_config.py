@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..checkpoint import Config, RopeScaling
-from ..errors import FormatError, UnsupportedError, printable
+from ..errors import FormatError, UnsupportedError, brief, printable
 from ..files import File
 from ..quant.types import QType
 from .options import ReadOptions, chosen
@@ -65,12 +65,12 @@ NEUTRAL: dict[str, dict[str, Any]] = {
 DTYPES = {QType.F64: "float64", QType.F32: "float32", QType.F16: "float16", QType.BF16: "bfloat16"}
 
 
-def load(path: Path) -> dict[str, Any]:
+def load(path: Path, limit: int = LIMIT) -> dict[str, Any]:
     """A JSON object from a file of sane size; FormatError with the place where it is not one."""
     file = File(path)
     try:
-        if file.size > LIMIT:
-            raise FormatError("the JSON is too large", path=path, offset=0, expected=f"{LIMIT:,}", got=f"{file.size:,}")
+        if file.size > limit:
+            raise FormatError("the JSON is too large", path=path, offset=0, expected=f"{limit:,}", got=f"{file.size:,}")
         raw = file.read(0, file.size).tobytes()
     finally:
         file.close()
@@ -141,22 +141,24 @@ def _check_neutral(path: Path, arch: str, raw: Mapping[str, Any]) -> None:
     key, known = ACTIVATION[arch]
     if raw.get(key, known[0]) not in known:
         raise UnsupportedError(
-            f"{key} is not that of {arch}", path=path, at="config", expected=" or ".join(known), got=raw[key]
+            f"{key} is not that of {arch}", path=path, at="config", expected=" or ".join(known), got=brief(raw[key])
         )
     for key, value in NEUTRAL[arch].items():
         if raw.get(key) not in (None, value):
-            raise UnsupportedError(f"{key} is not supported", path=path, at="config", expected=value, got=raw[key])
+            raise UnsupportedError(
+                f"{key} is not supported", path=path, at="config", expected=value, got=brief(raw[key])
+            )
     if raw.get("quantization_config"):
         raise UnsupportedError(
             "the model is quantised in Hugging Face's own way", path=path, at="quantization_config",
-            got=str(raw["quantization_config"])[:60], hint="start from the unquantised model",
+            got=brief(raw["quantization_config"]), hint="start from the unquantised model",
         )  # fmt: skip
 
 
 def _whole(path: Path, name: str, value: Any) -> int:
     if type(value) is not int or not -(2**63) <= value < 2**63:
         raise FormatError(
-            f"{name} is no whole number", path=path, offset=0, at="config", expected="a number", got=repr(value)[:60]
+            f"{name} is no whole number", path=path, offset=0, at="config", expected="a number", got=brief(value)
         )
     return value
 
@@ -164,7 +166,7 @@ def _whole(path: Path, name: str, value: Any) -> int:
 def _number(path: Path, name: str, value: Any) -> float:
     if type(value) not in (int, float) or abs(value) > 1e300:
         raise FormatError(
-            f"{name} is no number", path=path, offset=0, at="config", expected="a number", got=repr(value)[:60]
+            f"{name} is no number", path=path, offset=0, at="config", expected="a number", got=brief(value)
         )
     return float(value)
 
@@ -173,7 +175,7 @@ def _truth(path: Path, name: str, value: Any, default: bool) -> bool:
     if value is None:
         return default
     if not isinstance(value, bool):
-        raise FormatError(f"{name} is no truth value", path=path, offset=0, at="config", got=str(value)[:60])
+        raise FormatError(f"{name} is no truth value", path=path, offset=0, at="config", got=brief(value))
     return value
 
 
@@ -200,14 +202,14 @@ def _rope(path: Path, raw: Mapping[str, Any], config: Config, options: ReadOptio
     together = raw.get("rope_parameters")
     scaling = together if together is not None else raw.get("rope_scaling")
     if scaling is not None and not isinstance(scaling, dict):
-        raise FormatError("rope_scaling is no object", path=path, offset=0, at="config", got=str(scaling)[:60])
+        raise FormatError("rope_scaling is no object", path=path, offset=0, at="config", got=brief(scaling))
     scaling = scaling or {}
     theta = scaling.get("rope_theta", raw.get("rope_theta"))
     theta = _number(path, "rope_theta", theta) if theta is not None else 0.0
     theta = float(chosen(options.rope_theta, theta, 10000.0, "rope_theta", notes))
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if not isinstance(kind, str):
-        raise FormatError("rope_type is no text", path=path, offset=0, at="config", got=str(kind)[:60])
+        raise FormatError("rope_type is no text", path=path, offset=0, at="config", got=brief(kind))
     return replace(config, rope_theta=theta, rope_pairing="half", rope_scaling=_scaling(path, kind, scaling))
 
 
@@ -221,7 +223,7 @@ def _scaling(path: Path, kind: str, raw: Mapping[str, Any]) -> RopeScaling | Non
         original = _whole(path, "original_max_position_embeddings", raw.get("original_max_position_embeddings"))
         if not (0 < numbers["low_freq_factor"] < numbers["high_freq_factor"] and original > 0):
             raise FormatError(
-                "rope_scaling cannot be", path=path, offset=0, at="config", got=str(dict(raw))[:160],
+                "rope_scaling cannot be", path=path, offset=0, at="config", got=brief(dict(raw)),
                 expected="0 < low_freq_factor < high_freq_factor and a positive original context",
             )  # fmt: skip
         numbers["original_context"] = original

@@ -9,25 +9,31 @@ package as it is.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from ..errors import FormatError, UnsupportedError
+from ..errors import FormatError, blaming, brief
 from ..tokenizer import ByteBPE, Strings, Tokenizer, TokenType
 from ..tokenizer.chars import CharTokenizer
 from ..tokenizer.faults import NO_ID, Origin
 from ..tokenizer.hf import HFTokenizer
 from ..tokenizer.nanoeuler_bpe import NanoeulerBPE
 from ..tokenizer.spm import SPACE, SPM
+from . import hf_config
 from .hf_pre import recognise
 from .hf_tokenizer_write import CHARS, NANOEULER, ROLES, differs, write
 
 __all__ = ["differs", "read", "write"]
 
 LIMIT = 1 << 28  # bytes of a file
+BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")
+DIGITS = re.compile("[0-9]{1,9}")
+NAMED = {list: "list", dict: "object"}
+Part = TypeVar("Part", list[Any], dict[str, Any])
 GPT2_END = 50256  # transformers writes it as BOS and EOS of every gpt2, however small the vocabulary
 MENDS = {"id": "correct {name} in config.json, or name the token in tokenizer_config.json"}
 
@@ -36,12 +42,10 @@ def read(path: Path) -> Tokenizer | None:
     """Read the tokenizer of a directory, or a tokenizer.json by any name. None where a directory has none."""
     folder = path if path.is_dir() else path.parent
     file = folder / "tokenizer.json" if path.is_dir() else path
-    config = _load(folder / "tokenizer_config.json") or {}
+    config = _load(folder / "tokenizer_config.json")
     if file.is_file():
-        found = _load(file)
-        if not isinstance(found, dict) or not isinstance(found.get("model"), dict):
-            raise FormatError("not a tokenizer.json", path=file, expected='an object with "model"')
-        return _from_json(file, found, config)
+        with blaming(file):
+            return _from_json(file, _load(file), config, folder)
     if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
         return _from_vocab(folder, config)
     if path.is_dir():
@@ -51,29 +55,32 @@ def read(path: Path) -> Tokenizer | None:
 
 def from_texts(path: Path, tokenizer: str, config: str) -> Tokenizer:
     """The tokenizer of the texts of tokenizer.json and tokenizer_config.json, which the file at `path` carries."""
-    try:
-        found, settings = json.loads(tokenizer), json.loads(config)
-    except (ValueError, RecursionError) as e:
-        raise FormatError("the tokenizer in the metadata is not JSON", path=path, offset=8, got=str(e)[:60]) from e
-    if not isinstance(found, dict) or not isinstance(found.get("model"), dict) or not isinstance(settings, dict):
-        raise FormatError("no tokenizer in the metadata", path=path, offset=8, expected='an object with "model"')
-    made = _from_json(path / "tokenizer.json", found, settings)
+    found, settings = (hf_config.parse(path, text.encode("utf-8", "surrogatepass")) for text in (tokenizer, config))
+    made = _from_json(path, found, settings, path, tokenizer)  # no file lies in a file
     made.origin = Origin(path)
     return made
 
 
-def _load(path: Path) -> Any:
-    """Parsed JSON; None for a file that is not there."""
-    if not path.is_file():
-        return None
-    if path.stat().st_size > LIMIT:
-        raise UnsupportedError("too large for a tokenizer", path=path, got=f"{path.stat().st_size:,} bytes")
-    try:
-        return json.loads(path.read_bytes())
-    except json.JSONDecodeError as e:
-        raise FormatError("not JSON", path=path, offset=e.pos, got=e.msg) from e
-    except (UnicodeDecodeError, RecursionError) as e:
-        raise FormatError("not JSON", path=path, got=str(e)) from e
+def _load(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; an empty one for a file that is not there."""
+    return hf_config.load(path, LIMIT) if path.is_file() else {}
+
+
+def _part(path: Path, found: Mapping[str, Any], key: str, kind: type[Part]) -> Part:
+    """The list or object under a key; an empty one where there is none, or null."""
+    value = found.get(key)
+    if value is None:
+        return kind()
+    if not isinstance(value, kind):
+        raise FormatError(
+            f"{key} is no {NAMED[kind]}", path=path, at=f"key {key}", expected=f"a JSON {NAMED[kind]}", got=brief(value)
+        )
+    return value
+
+
+def _utf8(text: str) -> bytes:
+    """The bytes of a text, lone surrogates included, which JSON can spell."""
+    return text.encode("utf-8", "surrogatepass")
 
 
 def _from_vocab(folder: Path, config: dict[str, Any]) -> Tokenizer:
@@ -83,7 +90,7 @@ def _from_vocab(folder: Path, config: dict[str, Any]) -> Tokenizer:
     except UnicodeDecodeError as e:
         raise FormatError("not UTF-8", path=folder / "merges.txt", offset=e.start) from e
     merges = [line for line in lines if line and not line.startswith("#version")]
-    added = _load(folder / "added_tokens.json") or {}
+    added = _load(folder / "added_tokens.json")
     listed = [{"id": i, "content": text, "special": True} for text, i in _ids(added, folder / "added_tokens.json")]
     tokens, types, strips = _tokens(folder / "vocab.json", vocab, listed, config)
     tokenizer = ByteBPE(
@@ -102,7 +109,9 @@ def _from_vocab(folder: Path, config: dict[str, Any]) -> Tokenizer:
     return tokenizer
 
 
-def _from_json(path: Path, found: dict[str, Any], config: dict[str, Any]) -> Tokenizer:
+def _from_json(path: Path, found: dict[str, Any], config: dict[str, Any], folder: Path, text: str = "") -> Tokenizer:
+    if not isinstance(found.get("model"), dict):
+        raise FormatError("not a tokenizer.json", path=path, expected='an object with "model"', got=brief(found))
     model = found["model"]
     notes: list[str] = []
     vocab = model.get("vocab")
@@ -110,38 +119,40 @@ def _from_json(path: Path, found: dict[str, Any], config: dict[str, Any]) -> Tok
         if not all(isinstance(v, list) and v and isinstance(v[0], str) for v in vocab):
             raise FormatError("not a vocabulary", path=path, expected="pairs of a text and a score")
         vocab = {v[0]: i for i, v in enumerate(vocab)}
-    added = found.get("added_tokens") or []
+    added = _part(path, found, "added_tokens", list)
     tokens, types, strips = _tokens(path, vocab, added, config)
     common: dict[str, Any] = {
         "types": types,
-        "ids": _roles(path.parent, config, tokens),
-        "chat_template": _template(path.parent, config),
+        "ids": _roles(folder, config, tokens),
+        "chat_template": _template(folder, config),
     }
     begins, ends = _template_ends(found.get("post_processor"))
-    for role, text, flag in (("bos", begins, "add_bos"), ("eos", ends, "add_eos")):
+    for role, name, flag in (("bos", begins, "add_bos"), ("eos", ends, "add_eos")):
         stored = config.get(f"{flag}_token")
-        common[flag] = stored if isinstance(stored, bool) else bool(text)
-        i = tokens.find(text.encode()) if text else -1
+        common[flag] = stored if isinstance(stored, bool) else bool(name)
+        i = tokens.find(_utf8(name)) if name else -1
         if i >= 0:
             common["ids"].setdefault(role, i)
-    if isinstance(config.get(NANOEULER), list):
-        pairs = np.asarray(config[NANOEULER], np.int32).reshape(-1, 2)
-        return NanoeulerBPE(pairs[:, 0], pairs[:, 1])
+    if NANOEULER in config:
+        return NanoeulerBPE.from_flat(_part(path, config, NANOEULER, list))
     pre = recognise(found.get("pre_tokenizer"), bool(model.get("ignore_merges")))
     normalizers = list(_parts(found.get("normalizer"), "normalizers"))
     unknown = model.get("unk_token")
-    i = tokens.find(unknown.encode()) if isinstance(unknown, str) else -1
+    i = tokens.find(_utf8(unknown)) if isinstance(unknown, str) else -1
     if i >= 0:
         types[i] = TokenType.UNKNOWN
     bpe = model.get("type", "BPE") == "BPE" and not any(
         model.get(k) for k in ("continuing_subword_prefix", "end_of_word_suffix", "dropout")
     )
     tokenizer: Tokenizer
-    if isinstance(config.get(CHARS), dict):
-        i = config[CHARS].get("bos")
-        if pre or config[CHARS].get("bytes"):
-            return CharTokenizer.from_alphabet(tokens, i)
-        return CharTokenizer([b"" if k == i else t for k, t in enumerate(tokens)], i)
+    if CHARS in config:
+        chars = _part(path, config, CHARS, dict)
+        bos = chars.get("bos")
+        if bos is not None and type(bos) is not int:
+            raise FormatError("bos is no id", path=path, at=f"key {CHARS}", expected="a number or null", got=brief(bos))
+        if pre or chars.get("bytes"):
+            return CharTokenizer.from_alphabet(tokens, bos)
+        return CharTokenizer([b"" if k == bos else t for k, t in enumerate(tokens)], bos)
     if bpe and pre and pre != "nanoeuler" and all(n.get("type") in ("NFC", "NFKC", "NFD", "NFKD") for n in normalizers):
         notes += [f"Unicode normalisation ({n['type']}) is left out, as in llama.cpp" for n in normalizers]
         tokenizer = ByteBPE(tokens, _merges(path, model), pre=pre, notes=notes, **common)
@@ -156,7 +167,7 @@ def _from_json(path: Path, found: dict[str, Any], config: dict[str, Any]) -> Tok
     else:
         kind = f"{model.get('type')} with a splitter or normaliser that has no name here"
         notes.append(f"run by the tokenizers package as it is: {kind}")
-        text = path.read_text("utf-8")
+        text = text or path.read_text("utf-8")
         tokenizer = HFTokenizer(
             tokens, text, byte_level="ByteLevel" in json.dumps(found.get("decoder")), notes=notes, **common
         )
@@ -171,7 +182,7 @@ def _ids(found: Any, path: Path) -> Iterator[tuple[str, int]]:
     for text, i in found.items():
         if not isinstance(i, int) or isinstance(i, bool) or i < 0:
             raise FormatError(
-                "a token's id is no id", path=path, at=f"token {text!r}", expected="0 or more", got=repr(i)
+                "a token's id is no id", path=path, at=f"token {brief(text)}", expected="0 or more", got=brief(i)
             )
         yield text, i
 
@@ -184,15 +195,14 @@ def _tokens(
     if len(text_of) < len(vocab):
         raise FormatError("two tokens have the same id", path=path, got=f"{len(vocab):,} tokens, {len(text_of):,} ids")
     listed = [a for a in added if isinstance(a, dict)]
-    decoder = config.get("added_tokens_decoder")
-    if isinstance(decoder, dict):
-        listed += [{**a, "id": int(i)} for i, a in decoder.items() if isinstance(a, dict) and str(i).isdigit()]
+    decoder = _part(path, config, "added_tokens_decoder", dict)
+    listed += [{**a, "id": int(i)} for i, a in decoder.items() if isinstance(a, dict) and DIGITS.fullmatch(i)]
     kinds: dict[int, TokenType] = {}
     left, right = set(), set()
     for a in listed:
         i, text = a.get("id"), a.get("content")
         if not isinstance(i, int) or isinstance(i, bool) or i < 0 or not isinstance(text, str) or not text:
-            raise FormatError("an added token is damaged", path=path, at="added_tokens", got=repr(a)[:100])
+            raise FormatError("an added token is damaged", path=path, at="added_tokens", got=brief(a))
         text_of[i] = text
         kinds[i] = TokenType.CONTROL if a.get("special", True) else TokenType.USER_DEFINED
         left |= {i} if a.get("lstrip") else set()
@@ -205,7 +215,7 @@ def _tokens(
     types = np.full(n, TokenType.UNUSED, np.int32)
     types[list(text_of)] = TokenType.NORMAL
     for i, text in text_of.items():
-        if len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
+        if BYTE.fullmatch(text):
             types[i] = TokenType.BYTE
     for i, kind in kinds.items():
         types[i] = kind
@@ -215,27 +225,26 @@ def _tokens(
 
 def _merges(path: Path, model: dict[str, Any]) -> Strings:
     lines = []
-    for k, m in enumerate(model.get("merges") or []):
+    for k, m in enumerate(_part(path, model, "merges", list)):
         if isinstance(m, list) and len(m) == 2 and all(isinstance(p, str) for p in m):
             m = " ".join(m)
         if not isinstance(m, str):
-            raise FormatError("a merge is not two tokens", path=path, at=f"merge {k:,}", got=repr(m)[:100])
-        lines.append(m.encode())
+            raise FormatError("a merge is not two tokens", path=path, at=f"merge {k:,}", got=brief(m))
+        lines.append(_utf8(m))
     return Strings.of(lines)
 
 
 def _roles(folder: Path, config: dict[str, Any], tokens: Strings) -> dict[str, int]:
     """Ids of bos, eos and the others: by their texts in the tokenizer's config, else by id in the model's."""
     ids: dict[str, int] = {}
-    for source in (config, _load(folder / "special_tokens_map.json") or {}):
+    for source in (config, _load(folder / "special_tokens_map.json")):
         for role, key in ROLES.items():
             text = source.get(key)
             text = text.get("content") if isinstance(text, dict) else text
-            i = tokens.find(text.encode()) if isinstance(text, str) and text else -1
+            i = tokens.find(_utf8(text)) if isinstance(text, str) and text else -1
             if i >= 0:
                 ids.setdefault(role, i)
-    found = _load(folder / "config.json")
-    model: dict[str, Any] = found if isinstance(found, dict) else {}
+    model = _load(folder / "config.json")
     none = {*NO_ID}
     if model.get("model_type") == "gpt2" and len(tokens) <= GPT2_END:
         none.add(GPT2_END)
@@ -250,8 +259,7 @@ def _roles(folder: Path, config: dict[str, Any], tokens: Strings) -> dict[str, i
 def _template(folder: Path, config: dict[str, Any]) -> str | None:
     found = config.get("chat_template")
     if isinstance(found, list):
-        named = {t.get("name"): t.get("template") for t in found if isinstance(t, dict)}
-        found = named.get("default")
+        found = next((t.get("template") for t in found if isinstance(t, dict) and t.get("name") == "default"), None)
     beside = folder / "chat_template.jinja"
     if found is None and beside.is_file():
         found = beside.read_text("utf-8", "replace")
@@ -262,7 +270,8 @@ def _parts(found: Any, inner: str) -> Iterator[dict[str, Any]]:
     """The steps of a component that may be a sequence."""
     if isinstance(found, dict):
         if found.get("type") == "Sequence":
-            for part in found.get(inner) or []:
+            parts = found.get(inner)
+            for part in parts if isinstance(parts, list) else ():
                 yield from _parts(part, inner)
         else:
             yield found
@@ -273,10 +282,9 @@ def _template_ends(found: Any) -> tuple[str, str]:
     for part in _parts(found, "processors"):
         single = part.get("single")
         if part.get("type") == "TemplateProcessing" and isinstance(single, list) and single:
-            first, last = (
-                s.get("SpecialToken", {}).get("id", "") if isinstance(s, dict) else "" for s in (single[0], single[-1])
-            )
-            return str(first), str(last)
+            special = (s.get("SpecialToken") if isinstance(s, dict) else None for s in (single[0], single[-1]))
+            first, last = (str(s.get("id", "")) if isinstance(s, dict) else "" for s in special)
+            return first, last
     return "", ""
 
 

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..checkpoint import Checkpoint, Source
-from ..errors import FormatError, UnsupportedError, printable
+from ..errors import FormatError, UnsupportedError, brief, printable
 from ..files import File, replacing
 from ..layout import read_named
 from ..quant.types import QType
@@ -109,7 +109,7 @@ def _matrix(path: Path, name: str, rows: Any) -> npt.NDArray[np.float64]:
     ok = isinstance(rows, list) and rows and all(isinstance(r, list) and len(r) == len(rows[0]) for r in rows)
     if not ok or not rows[0] or not all(type(x) in (float, int) for r in rows for x in r):
         raise FormatError(
-            f"{printable(name)[:60]} is no matrix", path=path, offset=0, at=name[:60], got=str(rows)[:60],
+            f"{printable(name)[:60]} is no matrix", path=path, offset=0, at=name[:60], got=brief(rows),
             expected="rows of equally many numbers", hint="" if name == "wte" else "is the key part of a state_dict?",
         )  # fmt: skip
     try:

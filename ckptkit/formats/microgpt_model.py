@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..checkpoint import Checkpoint, Config
-from ..errors import FormatError, UnsupportedError
+from ..errors import FormatError, UnsupportedError, brief
 from ..layout import Layout, Row, stored_shape
 from ..tokenizer import Tokenizer
 from ..tokenizer.chars import CharTokenizer
@@ -126,7 +126,7 @@ def tokenizer_from(path: Path, stated: Mapping[str, Any], config: Config, notes:
         notes.append("no characters in the file; --tokenizer gives them")
         return None
     if not isinstance(chars, list | str) or not all(isinstance(c, str) and len(c) == 1 for c in chars):
-        raise FormatError("uchars is not a list of characters", path=path, offset=0, at="uchars", got=repr(chars)[:60])
+        raise FormatError("uchars is not a list of characters", path=path, offset=0, at="uchars", got=brief(chars))
     bos = _whole(path, "bos", stated["bos"]) if "bos" in stated else len(chars)
     if len(chars) + 1 != config.vocab_size or bos != len(chars):
         raise FormatError(
@@ -175,7 +175,7 @@ def _whole(path: Path, name: str, value: Any) -> int:
     text = value if isinstance(value, str) else str(value) if type(value) is int else ""
     if not (text.isdecimal() and text.isascii() and len(text) < 12):
         raise FormatError(
-            f"{name} is no whole number", path=path, offset=0, at=name, expected="a number", got=repr(value)[:60]
+            f"{name} is no whole number", path=path, offset=0, at=name, expected="a number", got=brief(value)
         )
     return int(text)
 

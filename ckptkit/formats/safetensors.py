@@ -24,7 +24,7 @@ from typing import Any
 
 from ..arch import majority_type
 from ..checkpoint import Checkpoint, Config, Source
-from ..errors import FormatError, UnsupportedError, printable
+from ..errors import FormatError, UnsupportedError, brief, printable
 from ..files import File
 from ..layout import Layout, in_order, indices, read_named, stored_shape
 from ..layout import at as named
@@ -136,13 +136,13 @@ def _gather_shards(index: Path, files: _Files) -> None:
     where = hf_config.load(index).get("weight_map")
     if not isinstance(where, dict) or not where or not all(isinstance(v, str) for v in where.values()):
         raise FormatError(
-            "the index has no weight_map", path=index, offset=0, expected="{tensor: file}", got=str(where)[:60]
+            "the index has no weight_map", path=index, offset=0, expected="{tensor: file}", got=brief(where)
         )
     for name in sorted(set(where.values())):
         if Path(name).name != name or "\\" in name or not name.endswith(".safetensors"):
             raise FormatError(
                 "the index names a file outside its directory", path=index, offset=0, at="weight_map",
-                got=repr(name)[:80], expected="names of .safetensors files, without directories",
+                got=brief(name), expected="names of .safetensors files, without directories",
             )  # fmt: skip
         if not (index.parent / name).is_file():
             raise FormatError(

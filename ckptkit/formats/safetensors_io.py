@@ -18,7 +18,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ..errors import FormatError, UnsupportedError, printable
+from ..errors import FormatError, UnsupportedError, brief, printable
 from ..files import File, replacing
 from ..quant.types import PLAIN, QType
 from ..stream import write_tensors
@@ -177,7 +177,7 @@ def _metadata(file: File, value: Any) -> dict[str, str]:
     if not isinstance(value, dict) or not all(isinstance(v, str) for v in value.values()):
         raise FormatError(
             "the metadata is not a table of strings", path=file.path, offset=8, at=METADATA,
-            expected="an object with string values", got=str(value)[:60],
+            expected="an object with string values", got=brief(value),
         )  # fmt: skip
     return value
 
@@ -188,7 +188,7 @@ def _entry(file: File, name: str, entry: Any) -> tuple[str, tuple[int, ...], int
     def wrong(what: str, expected: str, got: Any) -> FormatError:
         return FormatError(
             f"tensor {_short(name)}: {what}", path=file.path, offset=8, at="header", expected=expected,
-            got=str(got)[:80],
+            got=brief(got),
         )  # fmt: skip
 
     if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= entry.keys():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
@@ -12,8 +13,20 @@ from numpy.typing import NDArray
 from ..errors import FormatError, UnsupportedError
 from .base import Tokenizer
 from .byte_alphabet import TO_CHAR, to_bytes
+from .byte_bpe import byte_of
 from .special import SPECIAL, TokenType
 from .strings import Strings
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """The package's errors as ours; a panic of its Rust code is a BaseException of a class that it does not export."""
+    try:
+        yield
+    except BaseException as e:
+        if not isinstance(e, Exception) and type(e).__name__ != "PanicException":
+            raise
+        raise FormatError("the tokenizers package refuses tokenizer.json", got=str(e)[:200]) from e
 
 
 class HFTokenizer(Tokenizer):
@@ -44,10 +57,8 @@ class HFTokenizer(Tokenizer):
     def _package(self) -> Any:
         from tokenizers import Tokenizer as Package
 
-        try:
+        with _refusals():
             return Package.from_str(self.json)
-        except Exception as e:
-            raise FormatError("the tokenizers package cannot read tokenizer.json", got=str(e)) from e
 
     def _token_bytes(self, id: int) -> bytes:
         stored = self.tokens[id]
@@ -56,14 +67,16 @@ class HFTokenizer(Tokenizer):
             if self.byte_level:
                 data = to_bytes(text)
                 return stored if data is None else data
-            if len(text) == 6 and text[:3] == "<0x" and text[5] == ">":
-                return bytes.fromhex(text[3:5])
+            if self.type_of(id) == TokenType.BYTE:
+                return byte_of(stored)
             return text.replace("▁", " ").encode()
         return stored
 
     def decode(self, ids: Iterable[int], special: bool = False) -> str:
         """The text of a sequence of ids, by the file's own decoder."""
-        return str(self._package.decode(list(ids), skip_special_tokens=not special))
+        ids = list(ids)
+        with _refusals():
+            return str(self._package.decode(ids, skip_special_tokens=not special))
 
     def byte_ids(self, data: bytes) -> list[int]:
         """One id for each byte; UnsupportedError where the vocabulary has no token for one."""
@@ -78,7 +91,8 @@ class HFTokenizer(Tokenizer):
         return found
 
     def _encode_text(self, text: str, out: list[int]) -> None:
-        out += self._package.encode(text, add_special_tokens=False).ids
+        with _refusals():
+            out += self._package.encode(text, add_special_tokens=False).ids
 
     def type_of(self, id: int) -> TokenType:
         """Type of a token; the file's own list of special tokens is the only source."""

@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import FormatError
+from ..errors import FormatError, brief
 from .base import Tokenizer
 from .byte_alphabet import to_text
 from .faults import Vocabulary
@@ -38,8 +38,8 @@ class NanoeulerBPE(Tokenizer):
     kind = "nanoeuler-bpe"
 
     def __init__(self, left: Sequence[int] | NDArray[np.int32], right: Sequence[int] | NDArray[np.int32]) -> None:
-        self.left, self.right = np.asarray(left, np.int32), np.asarray(right, np.int32)
-        for name, side in (("left", self.left), ("right", self.right)):
+        sides = np.asarray(left, np.int64), np.asarray(right, np.int64)
+        for name, side in zip(("left", "right"), sides, strict=True):
             wrong = np.flatnonzero((side < 0) | (side >= 256 + np.arange(len(side))))
             if len(wrong):
                 m = int(wrong[0])
@@ -49,6 +49,7 @@ class NanoeulerBPE(Tokenizer):
                     expected=f"0 to {255 + m}",
                     got=int(side[m]),
                 )
+        self.left, self.right = (side.astype(np.int32) for side in sides)
         lengths = [1] * 256
         for m, (a, b) in enumerate(zip(self.left.tolist(), self.right.tolist(), strict=True)):
             lengths.append(lengths[a] + lengths[b])
@@ -70,6 +71,15 @@ class NanoeulerBPE(Tokenizer):
         super().__init__(Strings.of(()))
         self._words: dict[bytes, list[int]] = {}
         self._clean: dict[tuple[int, int], bool] = {}
+
+    @classmethod
+    def from_flat(cls, ids: Sequence[int] | NDArray[np.int32]) -> NanoeulerBPE:
+        """From the ids of both sides of each merge, in turn."""
+        if len(ids) % 2 or not all(type(i) is int and 0 <= i < 2**31 for i in np.asarray(ids, object).tolist()):
+            raise FormatError(
+                "the merges are no pairs of ids", at="merges", expected="two ids for each", got=brief(ids)
+            )
+        return cls(ids[::2], ids[1::2])
 
     @property
     def vocab_size(self) -> int:
