@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -15,6 +17,7 @@ from ckptkit.cli import cli
 from ckptkit.errors import CkptError, FormatError
 from ckptkit.formats import hf_tokenizer
 from ckptkit.formats.tokenizer_files import read_tokenizer
+from fixtures.models import gpt2, llama
 from fixtures.writers import gguf
 
 
@@ -145,3 +148,62 @@ def test_a_tokenizer_in_the_metadata_of_a_file_is_read_from_there_alone(fixtures
     with pytest.raises(FormatError) as e:
         hf_tokenizer.from_texts(tmp_path / "m.safetensors", "[]", "{}")
     assert e.value.path == tmp_path / "m.safetensors"
+
+
+# -- GGUF
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 2.5])
+@pytest.mark.parametrize(
+    "key",
+    ["llama.block_count", "llama.context_length", "llama.rope.dimension_count", "ckptkit.mtp_heads", "split.count"],
+)
+def test_sizes_that_are_no_whole_numbers_are_refused(key: str, value: float, tmp_path: Path) -> None:
+    m = llama()
+    keys = [k for k in gguf.llama_keys(m) if k[0] != key] + [(key, gguf.F32, value)]
+    (tmp_path / "m.gguf").write_bytes(gguf.gguf(keys, gguf.llama_tensors(m)))
+    assert refused("inspect", tmp_path / "m.gguf").at == f"key {key}"
+    CliRunner().invoke(cli, ["check", str(tmp_path / "m.gguf")], catch_exceptions=False)
+
+
+@pytest.mark.parametrize("factor", [math.nan, math.inf, -1.0])
+def test_a_rope_scaling_that_cannot_be_is_refused(factor: float, tmp_path: Path) -> None:
+    m = llama()
+    keys = [*gguf.llama_keys(m), ("llama.rope.scaling.factor", gguf.F32, factor)]
+    (tmp_path / "m.gguf").write_bytes(gguf.gguf(keys, gguf.llama_tensors(m)))
+    assert refused("inspect", tmp_path / "m.gguf").at == "key llama.rope.scaling.factor"
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        ("ckptkit.nanoeuler.merges", gguf.STRING, "ab"),
+        ("ckptkit.nanoeuler.merges", gguf.ARRAY, (gguf.F32, [math.nan])),
+        ("ckptkit.nanoeuler.merges", gguf.ARRAY, (gguf.I32, [1, 2, 3])),
+        ("ckptkit.chars.bos", gguf.STRING, "ab"),
+    ],
+)
+def test_tokenizer_keys_of_our_own_are_no_more_trusted_than_others(key: gguf.Key, tmp_path: Path) -> None:
+    m = gpt2()
+    keys = [*gguf.gpt2_keys(m), *gguf.bpe_keys(["", ""], [], eot=0), key]
+    (tmp_path / "m.gguf").write_bytes(gguf.gguf(keys, gguf.gpt2_tensors(m)))
+    assert refused("inspect", tmp_path / "m.gguf").path == tmp_path / "m.gguf"
+
+
+def test_an_array_for_the_kind_of_tokenizer_is_no_kind(tmp_path: Path) -> None:
+    m = gpt2()
+    keys = [k for k in (*gguf.gpt2_keys(m), *gguf.bpe_keys(["a"], [], eot=0)) if k[0] != "tokenizer.ggml.model"]
+    keys.append(("tokenizer.ggml.model", gguf.ARRAY, (gguf.I32, [1, 2])))
+    (tmp_path / "m.gguf").write_bytes(gguf.gguf(keys, gguf.gpt2_tensors(m)))
+    CliRunner().invoke(cli, ["inspect", str(tmp_path / "m.gguf")], catch_exceptions=False)
+
+
+@pytest.mark.parametrize("number", ["²", "9" * 5000])
+def test_layers_with_odd_numbers_have_no_place(number: str, tmp_path: Path) -> None:
+    m = llama()
+    keys = [k for k in gguf.llama_keys(m) if k[0] != "llama.block_count"]
+    tensors = gguf.llama_tensors(m) | {f"blk.{number}.x": (np.ones(4, np.float32), "f32")}
+    (tmp_path / "m.gguf").write_bytes(gguf.gguf(keys, tensors))
+    for args in (["inspect"], ["check"], ["convert", "--type", "q8_0", str(tmp_path / "o.gguf")]):
+        result = CliRunner().invoke(cli, [args[0], str(tmp_path / "m.gguf"), *args[1:]])
+        assert isinstance(result.exception, SystemExit | CkptError | None), result.exception

@@ -14,6 +14,7 @@ from ..formats.gguf_known import GENERAL, MODEL, NORM_EPS, PER_LAYER, TOKENIZER
 from ..tensor import Tensor
 from .archs import LLAMA_CPP
 from .finding import Finding, finding
+from .shapes import LAYER
 
 NEEDED = ("context_length", "embedding_length", "block_count", "feed_forward_length", "attention.head_count")
 PER_LAYER_KINDS = (Kind.U32, Kind.I32, Kind.BOOL)
@@ -52,7 +53,7 @@ def retyped(value: Value, kind: Kind) -> Value | None:
 def from_tensors(key: str, tensors: Mapping[str, Tensor]) -> int | None:
     """A missing size as the tensors tell it."""
     if key == "block_count":
-        layers = {int(n.split(".")[1]) for n in tensors if n.startswith("blk.") and n.split(".")[1].isdigit()}
+        layers = {int(found[1]) for found in map(LAYER.match, tensors) if found}
         return len(layers) if layers and layers == set(range(len(layers))) else None
     name, axis = FROM_TENSORS.get(key, ("", 0))
     t = tensors.get(name)

@@ -65,7 +65,7 @@ GPT2: Mapping[str, Row] = {
     "blk.{i}.ffn_down.bias": ((E,), True),
 }
 ROWS: Mapping[str, Mapping[str, Row]] = {"gpt2": GPT2, "llama": LLAMA, "qwen2": QWEN2}
-LAYER = re.compile(r"blk\.(\d+)\.")
+LAYER = re.compile(r"blk\.([0-9]{1,9})\.")
 SCALE = re.compile(r"(blk\.\d+\.(?:attn_(?:q|k|v|qkv|output)|ffn_(?:gate|up|down)))\.(?:input_)?scale")
 NOT_MULTIPLIED = (QType.I8, QType.I16, QType.I32, QType.I64, QType.F64, QType.Q8_1, QType.Q8_K)  # as matrices
 

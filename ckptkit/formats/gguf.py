@@ -35,7 +35,7 @@ from .gguf_io import (
     shard_path,
     tensors,
 )
-from .gguf_keys import FIELDS, all_keys, number, text, vocabulary_keys
+from .gguf_keys import FIELDS, all_keys, number, text, vocabulary_keys, whole
 from .gguf_known import NORM_EPS, T
 from .options import ReadOptions, Target, WriteOptions, chosen
 
@@ -109,7 +109,7 @@ def open_shards(path: Path, files: list[File]) -> list[tuple[File, Header]]:
     files.append(File(path))
     named = SPLIT_NAME.fullmatch(path.name)
     header = read_header(files[0])
-    count = number(header.keys.get("split.count")) or 1
+    count = whole(header.keys, "split.count", path) or 1
     if count == 1:
         return [(files[0], header)]
     if not named or int(named[3]) != count or count > MAX_SHARDS:
@@ -134,20 +134,18 @@ def _arrange(
 ) -> tuple[Config, dict[str, Tensor]]:
     """Config from the keys and tensors under canonical names; of an unknown arch, as they are."""
     arch = text(keys, "general.architecture")
-    stored = {ours: number(keys.get(f"{arch}.{key}")) or 0 for ours, key in FIELDS.items()}
+    stored = {ours: whole(keys, f"{arch}.{key}", path) for ours, key in FIELDS.items() if ours != "rope_theta"}
+    theta = number(keys.get(f"{arch}.rope.freq_base"))
     embedding = found.get("token_embd.weight")
     tokens = keys.get("tokenizer.ggml.tokens")
-    n_tokens = (
-        len(tokens.value) if tokens and tokens.kind == Kind.ARRAY else number(keys.get(f"{arch}.vocab_size")) or 0
-    )
-    vocab_size = embedding.shape[0] if embedding else int(n_tokens)
+    n_tokens = len(tokens.value) if tokens and tokens.kind == Kind.ARRAY else whole(keys, f"{arch}.vocab_size", path)
+    vocab_size = embedding.shape[0] if embedding else n_tokens
     if arch not in LAYOUTS or not found:
         sizes = ("context_length", "n_embd", "n_layer", "n_ff", "n_head", "n_kv_head", "head_dim")
-        facts: dict[str, Any] = {k: int(stored[k]) for k in sizes}
+        facts: dict[str, Any] = {k: stored[k] for k in sizes}
         facts["head_dim"] = facts["head_dim"] or (facts["n_embd"] // facts["n_head"] if facts["n_head"] else 0)
         eps = next((v for k in NORM_EPS.values() if (v := number(keys.get(f"{arch}.{k}")))), 0.0)
-        theta = stored["rope_theta"] or 10000.0
-        return Config(arch, vocab_size=vocab_size, norm_eps=eps, rope_theta=theta, **facts), found
+        return Config(arch, vocab_size=vocab_size, norm_eps=eps, rope_theta=theta or 10000.0, **facts), found
     traits = ARCHS[arch]
     if stored["n_layer"] > len(found):
         raise FormatError(
@@ -160,42 +158,39 @@ def _arrange(
     positions = found.get("position_embd.weight")
     context = positions.shape[0] if positions else DEFAULT_CONTEXT
     rope = traits.position == "rope"
-    n_head = int(stored["n_head"])
+    n_head = stored["n_head"]
     eps = number(keys.get(f"{arch}.{NORM_EPS[traits.norm]}"))
     config = Config(
         arch,
-        context_length=int(chosen(options.context_length, stored["context_length"], context, "context_length", notes)),
+        context_length=chosen(options.context_length, stored["context_length"], context, "context_length", notes),
         vocab_size=vocab_size,
-        n_layer=int(stored["n_layer"]),
+        n_layer=stored["n_layer"],
         n_head=n_head,
-        n_kv_head=int(stored["n_kv_head"]) or n_head,
-        n_embd=int(stored["n_embd"]),
-        n_ff=int(stored["n_ff"]),
-        head_dim=int(stored["head_dim"]) or (int(stored["n_embd"]) // n_head if n_head else 0),
+        n_kv_head=stored["n_kv_head"] or n_head,
+        n_embd=stored["n_embd"],
+        n_ff=stored["n_ff"],
+        head_dim=stored["head_dim"] or (stored["n_embd"] // n_head if n_head else 0),
         norm_eps=chosen(options.norm_eps, eps, DEFAULT_EPS.get(arch, 1e-5), "norm_eps", notes),
-        rope_theta=chosen(options.rope_theta, stored["rope_theta"], 10000.0, "rope_theta", notes) if rope else 10000.0,
+        rope_theta=chosen(options.rope_theta, theta, 10000.0, "rope_theta", notes) if rope else 10000.0,
         rope_pairing=LAYOUTS[arch].rope_pairing,
-        sliding_window=int(stored["sliding_window"]),
-        n_mtp_head=int(number(keys.get("ckptkit.mtp_heads")) or 1),
+        sliding_window=stored["sliding_window"],
+        n_mtp_head=whole(keys, "ckptkit.mtp_heads", path) or 1,
         tied_output="output.weight" not in found,
     )
     config.check(path)
     if rope:
-        config = replace(config, rope_scaling=_scaling(arch, keys, found.get("rope_freqs.weight"), config))
+        config = replace(config, rope_scaling=_scaling(arch, keys, found.get("rope_freqs.weight"), config, path))
     if config.n_mtp_head > MAX_MTP_HEADS:
         raise FormatError("too many prediction heads", path=path, at="key ckptkit.mtp_heads", got=config.n_mtp_head)
-    partial = number(keys.get(f"{arch}.rope.dimension_count"))
-    for name, value in (
-        ("rope.dimension_count", partial),
-        ("attention.value_length", number(keys.get(f"{arch}.attention.value_length"))),
-    ):
-        if value and int(value) != config.head_dim:
+    for name in ("rope.dimension_count", "attention.value_length"):
+        value = whole(keys, f"{arch}.{name}", path)
+        if value and value != config.head_dim:
             raise UnsupportedError(
                 "heads of which only a part is rotated, or whose values have another size",
                 path=path,
                 at=f"key {arch}.{name}",
                 expected=config.head_dim,
-                got=int(value),
+                got=value,
             )
     layout = LAYOUTS[arch]
     if f"{at(B, 0)}attn_qkv.weight" in found and arch != "gpt2":
@@ -238,13 +233,20 @@ def _published(factors: Tensor, config: Config) -> RopeScaling | None:
     return None
 
 
-def _scaling(arch: str, keys: Mapping[str, Value], factors: Tensor | None, config: Config) -> RopeScaling | None:
+def _scaling(
+    arch: str, keys: Mapping[str, Value], factors: Tensor | None, config: Config, path: Path
+) -> RopeScaling | None:
     kind = text(keys, f"{arch}.rope.scaling.type")
     factor = number(keys.get(f"{arch}.rope.scaling.factor")) or number(keys.get(f"{arch}.rope.scale_linear"))
     if kind in ("", "none") and not (factor and factor != 1):
         return None if factors is None else _published(factors, config)
-    original = number(keys.get(f"{arch}.rope.scaling.original_context_length"))
-    return RopeScaling(kind or "linear", float(factor or 1), original_context=int(original or 0))
+    if factor and not 0 < factor < float("inf"):
+        raise FormatError(
+            "the rope scaling cannot be", path=path, at=f"key {arch}.rope.scaling.factor", expected="a positive number",
+            got=factor,
+        )  # fmt: skip
+    original = whole(keys, f"{arch}.rope.scaling.original_context_length", path)
+    return RopeScaling(kind or "linear", float(factor or 1), original_context=original)
 
 
 def notes(ck: Checkpoint) -> list[str]:

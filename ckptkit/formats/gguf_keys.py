@@ -10,7 +10,7 @@ import numpy as np
 
 from ..arch import ARCHS, majority_type
 from ..checkpoint import Checkpoint, Config
-from ..errors import UnsupportedError
+from ..errors import FormatError, UnsupportedError
 from ..quant import policy
 from ..quant.types import PLAIN
 from ..tensor import Tensor
@@ -39,6 +39,14 @@ def number(value: Value | None) -> Any:
     if value is None or value.kind in (Kind.STRING, Kind.ARRAY):
         return None
     return float(str(np.float32(value.value))) if value.kind == Kind.F32 else value.value
+
+
+def whole(keys: Mapping[str, Value], key: str, path: Path) -> int:
+    """A whole number; 0 where the key is absent or no number, FormatError for a fraction, NaN or infinity."""
+    value = number(keys.get(key)) or 0
+    if value != value or value in (float("inf"), float("-inf")) or value != int(value):
+        raise FormatError(f"{key} is no whole number", path=path, at=f"key {key}", expected="a u32", got=value)
+    return int(value)
 
 
 def text(keys: Mapping[str, Any], key: str) -> str:

@@ -26,6 +26,7 @@ from .gguf_known import ARRAYS, ID_KEYS, WITH_MERGES, T
 
 NANOEULER = "ckptkit.nanoeuler.merges"
 CHARS_BOS = "ckptkit.chars.bos"
+OWN_ARRAYS = {NANOEULER: Kind.I32}
 STAND_IN = "ckptkit.stand_in."  # role -> the id that was written for one that the vocabulary does not name
 DEFAULT_ID = 11  # what llama.cpp takes for BOS and EOS of model "gpt2"
 NAMES = {key.removeprefix(T): key for key in ARRAYS} | {f"{role}_token_id": key for role, key in ID_KEYS.items()}
@@ -50,8 +51,8 @@ def read(keys: Mapping[str, Value], path: Path) -> Tokenizer | None:
 
 
 def _read(keys: Mapping[str, Value], path: Path) -> Tokenizer | None:
-    model = keys[f"{T}model"].value
-    for key, kind in ARRAYS.items():
+    model = _text(keys, f"{T}model")
+    for key, kind in (ARRAYS | OWN_ARRAYS).items():
         value = keys.get(key)
         kinds = (kind, Kind.I32) if key == f"{T}scores" else (kind,)
         read = model == "gpt2" or key != f"{T}merges"
@@ -66,8 +67,7 @@ def _read(keys: Mapping[str, Value], path: Path) -> Tokenizer | None:
             )
     tokens = _array(keys, "tokens")
     if NANOEULER in keys:
-        pairs = np.asarray(keys[NANOEULER].value, np.int32).reshape(-1, 2)
-        return NanoeulerBPE(pairs[:, 0], pairs[:, 1])
+        return NanoeulerBPE.from_flat(keys[NANOEULER].value)
     if tokens is None:
         return None
     common: dict[str, Any] = {
@@ -78,7 +78,8 @@ def _read(keys: Mapping[str, Value], path: Path) -> Tokenizer | None:
         "chat_template": _text(keys, "tokenizer.chat_template"),
     }
     if CHARS_BOS in keys or f"{CHARS_BOS}.none" in keys:
-        return CharTokenizer([unescaped(t) for t in tokens], keys[CHARS_BOS].value if CHARS_BOS in keys else None)
+        bos = keys[CHARS_BOS].value if CHARS_BOS in keys and _is_integer(keys[CHARS_BOS]) else None
+        return CharTokenizer([unescaped(t) for t in tokens], bos)
     if model == "gpt2":
         return ByteBPE(tokens, _array(keys, "merges"), pre=_text(keys, f"{T}pre") or "", **common)
     if model == "llama":

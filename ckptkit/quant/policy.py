@@ -249,5 +249,5 @@ def role_of(name: str) -> str:
 
 
 def _layer(name: str) -> int:
-    found = re.match(r"blk\.(\d+)\.", name)
+    found = re.match(r"blk\.([0-9]{1,9})\.", name)
     return int(found[1]) if found else -1
