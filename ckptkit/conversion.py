@@ -13,7 +13,7 @@ import numpy as np
 from . import formats
 from .arch import ARCHS, MTP, ROPE_FACTORS, arch_of, as_arch, check_model, leave_out, template, with_pairing
 from .checkpoint import Checkpoint
-from .errors import CkptError, LossyError, UnsupportedError
+from .errors import LossyError, UnsupportedError, blaming
 from .files import Bytes, check_outputs
 from .formats.options import FLAGS, ReadOptions, Target, WriteOptions
 from .layout import at, indices, write_rows
@@ -122,12 +122,8 @@ def convert(
     information would be lost that no option gave up.
     """
     src, dst, options = Path(src), Path(dst), options or Options()
-    try:
+    with blaming(src):  # errors of what knows the tensor but not the file
         return _convert(src, dst, options, progress)
-    except CkptError as e:
-        if e.path is None:  # raised by what knows the tensor but not the file
-            e.path = src
-        raise
 
 
 def _convert(src: Path, dst: Path, options: Options, progress: Callable[[int], Progress] | None) -> Report:
@@ -215,11 +211,10 @@ def write(
         from .manifest import Recorder
 
         manifest = Recorder(original, encoded)
-    written: tuple[Path, ...] = ()
+    digest = ""
     if beside:
         digest = sidecar.digest(beside)
         ck = replace(ck, source=replace(ck.source, metadata={**ck.source.metadata, "mtp_sha256": digest}))
-        written = (sidecar.write(beside, dst, digest),)
     mixture = options.type or target.mixture
     edited = original.source.format == module.NAME and not options.arch and not options.type
     write_options = replace(
@@ -231,7 +226,9 @@ def write(
     if hasattr(module, "outputs"):
         made = module.outputs(ck, encoded, dst, write_options)
         check_outputs([p for p in made if p != dst], original.source.paths, options.force)
-    written = (*module.write(ck, manifest.tensors if manifest else encoded, dst, write_options), *written)
+    written = module.write(ck, manifest.tensors if manifest else encoded, dst, write_options)
+    if beside:  # last: what refuses the model leaves no heads of it
+        written = (*written, sidecar.write(beside, dst, digest))
     if manifest and options.manifest:
         manifest.save(options.manifest, written)
     return Report(

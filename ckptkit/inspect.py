@@ -39,7 +39,8 @@ def tensor_stats(t: Tensor) -> Stats:
         if len(values):
             low, high = min(low, float(values.min())), max(high, float(values.max()))
             wide = values.astype(np.float64)
-            total, squares, n = total + float(wide.sum()), squares + float(np.dot(wide, wide)), n + len(wide)
+            with np.errstate(over="ignore"):  # float64 near its end: infinite is the answer
+                total, squares, n = total + float(wide.sum()), squares + float(np.dot(wide, wide)), n + len(wide)
     mean = total / n if n else float("nan")
     std = max(squares / n - mean * mean, 0.0) ** 0.5 if n else float("nan")
     return Stats(low if n else float("nan"), high if n else float("nan"), mean, std, nan, inf)

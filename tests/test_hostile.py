@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,12 @@ import pytest
 from click.testing import CliRunner
 
 from ckptkit.cli import cli
-from ckptkit.errors import CkptError, FormatError
+from ckptkit.errors import CkptError, FormatError, UnsupportedError
 from ckptkit.formats import hf_tokenizer
 from ckptkit.formats.tokenizer_files import read_tokenizer
-from fixtures.models import gpt2, llama
+from fixtures.models import gpt2, llama, microgpt
 from fixtures.writers import gguf
+from fixtures.writers import microgpt as microgpt_files
 
 
 def refused(*args: object) -> CkptError:
@@ -207,3 +209,46 @@ def test_layers_with_odd_numbers_have_no_place(number: str, tmp_path: Path) -> N
     for args in (["inspect"], ["check"], ["convert", "--type", "q8_0", str(tmp_path / "o.gguf")]):
         result = CliRunner().invoke(cli, [args[0], str(tmp_path / "m.gguf"), *args[1:]])
         assert isinstance(result.exception, SystemExit | CkptError | None), result.exception
+
+
+# -- what is converted
+
+
+def test_a_model_that_is_only_listed_is_neither_converted_nor_scored(directory: Path, tmp_path: Path) -> None:
+    change(directory / "config.json", lambda c: c.update(model_type="other"))
+    (directory / "tokenizer.json").unlink()
+    for target in ("out", "out.safetensors"):
+        assert isinstance(refused("convert", directory, tmp_path / target), UnsupportedError)
+    assert isinstance(refused("ppl", directory, "--text", directory / "config.json", "-c", 8), UnsupportedError)
+    assert {p.name for p in tmp_path.iterdir()} == {"model"}
+
+
+def test_a_model_that_cannot_be_written_leaves_no_prediction_heads(fixtures_dir: Path, tmp_path: Path) -> None:
+    data = bytearray((fixtures_dir / "nanoeuler" / "nanoeuler.bin").read_bytes())
+    n_merges = int.from_bytes(data[36:40], "little")
+    data[40 + 8 * n_merges : 44 + 8 * n_merges] = np.float32(np.nan).tobytes()
+    (tmp_path / "m.bin").write_bytes(data)
+    refused("convert", tmp_path / "m.bin", tmp_path / "out.gguf")
+    assert [p.name for p in tmp_path.iterdir()] == ["m.bin"]
+
+
+@pytest.mark.filterwarnings("error")
+def test_values_at_the_end_of_float64_are_no_warning(tmp_path: Path) -> None:
+    m = microgpt()
+    m.p["wte"][0, 0] = 1e308
+    (tmp_path / "m.json").write_bytes(microgpt_files.as_json(m))
+    (tmp_path / "zero.json").write_bytes(microgpt_files.as_json(microgpt()))
+    for args in (["inspect", "--stats"], ["verify", str(tmp_path / "zero.json"), "--no-logits"]):
+        result = CliRunner().invoke(cli, [args[0], str(tmp_path / "m.json"), *args[1:]])
+        assert isinstance(result.exception, SystemExit | None), result.exception
+
+
+# -- npz
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_compressions_that_numpy_never_writes_are_refused(method: int, fixtures_dir: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(fixtures_dir / "nx" / "weights.npz") as z, zipfile.ZipFile(tmp_path / "m.npz", "w") as out:
+        for info in z.infolist():
+            out.writestr(info.filename, z.read(info), method)
+    assert "method" in str(refused("inspect", tmp_path / "m.npz"))

@@ -80,11 +80,7 @@ def ppl(model: Path, text: Path | None, base: Path | None, hellaswag: Path | Non
     tasks = given.pop("tasks")
     if text is None and base is None and hellaswag is None:
         raise click.UsageError("give a text with --text FILE (or --hellaswag, --kl-divergence-base)")
-    from ..arch import ARCHS
-
-    with loaded(
-        model, given, lambda c: options.n_ctx if options.n_ctx and ARCHS[c.arch].position == "rope" else None
-    ) as m:
+    with loaded(model, given, lambda c: (options.n_ctx or None) if c.rope_pairing else None) as m:
         with windows() as progress:
             if hellaswag is not None:
                 reports: list[Any] = [score.hellaswag(m, hellaswag, tasks, options.n_batch, progress)]

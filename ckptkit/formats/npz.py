@@ -24,6 +24,7 @@ DTYPES = {
     "|i1": QType.I8,
 }  # fmt: skip
 LIMIT = 256 << 20  # bytes of all compressed members, unpacked
+METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # numpy's; the others take memory as the file asks
 MAX_HEADER = 10_000  # bytes; numpy's own limit
 BROKEN = (zipfile.BadZipFile, zlib.error, NotImplementedError, EOFError, OSError, ValueError, TypeError, OverflowError)
 MAGIC = b"\x93NUMPY"
@@ -50,6 +51,8 @@ def read(file: File) -> dict[str, Tensor]:
                 name = info.filename.removesuffix(".npy")
                 if info.compress_type != zipfile.ZIP_STORED:
                     unpacked += info.file_size
+                if info.compress_type not in METHODS:
+                    raise _wrong(file, name, info.header_offset, "stored or deflated", f"method {info.compress_type}")
                 if name in tensors or unpacked > LIMIT or info.flag_bits & 1:
                     raise _wrong(file, name, info.header_offset, "a name once, no encryption, little when unpacked")
                 if info.compress_type == zipfile.ZIP_STORED:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..arch import arch_of
 from ..checkpoint import Checkpoint
 from ..errors import CkptError, OutputError, UnsupportedError
 from ..files import File, replacing
@@ -163,6 +164,7 @@ def _config_json(ck: Checkpoint, stored: Mapping[str, Tensor], options: WriteOpt
     ids = ck.tokenizer.ids if ck.tokenizer else {}
     found = ck.source.metadata.get("config.json")
     if not isinstance(found, dict) or found.get("model_type") != ck.config.arch:
+        arch_of(ck, "writing config.json")
         return hf_config.dump({**hf_config.model_config(ck.config, dtype, ids)})
     kept = dict(found)
     if options.mixture:

@@ -60,10 +60,10 @@ class _Sums:
             d[(a == b) | (np.isnan(a) & np.isnan(b))] = 0
             allowed = sum((_allowed(a, b, limit) for limit in self.limits), np.zeros_like(d))
             share = np.where(d == 0, 0, d / allowed)
+            self.squares += float(np.square(d, dtype=np.float64).sum())
         self.nan |= bool(np.isnan(d).any())
         self.max = max(self.max, float(np.nanmax(d, initial=0)))
         self.share = max(self.share, float(np.nanmax(share, initial=0)))
-        self.squares += float(np.square(d, dtype=np.float64).sum())
         self.count += d.size
 
     @property
