@@ -32,9 +32,7 @@ NORM_BIAS: Shapes = {"blk.{i}.attn_norm.bias": (E,), "blk.{i}.ffn_norm.bias": (E
 QKV_BIAS: Shapes = {"blk.{i}.attn_q.bias": ("q",), "blk.{i}.attn_k.bias": ("kv",), "blk.{i}.attn_v.bias": ("kv",)}
 LINEAR_BIAS: Shapes = {"blk.{i}.attn_output.bias": (E,), "blk.{i}.ffn_up.bias": (F,), "blk.{i}.ffn_down.bias": (E,)}
 POSITION: Shapes = {"position_embd.weight": (T, E)}
-PADDING: Shapes = {
-    "token_embd.padding": ("padding", E)
-}  # rows V..Vp of a padded vocabulary, kept until they are known to be zero
+PADDING: Shapes = {"token_embd.padding": ("padding", E)}  # rows V..Vp of a vocabulary, kept until they are proved zero
 MTP: Shapes = {"mtp.{j}.weight": (V, E)}  # prediction head j >= 1: the token j + 1 ahead
 ROPE_FACTORS: Shapes = {"rope_freqs.weight": ("half_head",)}
 
@@ -226,11 +224,11 @@ def with_pairing(ck: Checkpoint, pairing: str) -> Checkpoint:
             "blk.{i}.attn_q.bias",
             "blk.{i}.attn_k.bias",
         ):
-            tensors[name] = repair(t, c.head_dim, pairing)
+            tensors[name] = permute_heads(t, c.head_dim, pairing)
     return replace(ck, config=replace(c, rope_pairing=pairing), tensors=tensors)
 
 
-def repair(t: Tensor, head_dim: int, pairing: str) -> Tensor:
+def permute_heads(t: Tensor, head_dim: int, pairing: str) -> Tensor:
     """Permute the rows of every head to `pairing` from the other one."""
     order = half_from_adjacent(head_dim)
     if pairing == "adjacent":

@@ -30,9 +30,8 @@ class Layout:
 
     rows: tuple[Row, ...]
     rope_pairing: str = ""
-    tied: bool | None = (
-        None  # True: output never stored; False: always stored (a tied one is written again); None: as it is
-    )
+    # True: output never stored; False: always stored (a tied one is written again); None: as it is
+    tied: bool | None = None
 
     def holds(self) -> set[str]:
         """Canonical templates that have a place."""

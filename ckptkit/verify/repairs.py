@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..arch import repair as permuted
-from ..arch import template
+from ..arch import permute_heads, template
 from ..checkpoint import Checkpoint
 from ..quant.encode import decode
 from ..quant.types import PLAIN
@@ -51,7 +50,7 @@ def tensor_repairs(ck: Checkpoint, name: str) -> Iterator[Repair]:
     if rotary and (t.row_elements > 1 or t.type in PLAIN):
         for to in ("adjacent", "half"):
             says = f"rows in the order of {'half' if to == 'adjacent' else 'adjacent'} rotary pairs"
-            yield Repair("rope_pairing", f"other RoPE pairing: {says}", permuted(t, head_dim, to))
+            yield Repair("rope_pairing", f"other RoPE pairing: {says}", permute_heads(t, head_dim, to))
     if len(t.shape) == 2:
         yield Repair("transpose", "not transposed: stored (in, out)", transpose(t if t.type in PLAIN else decode(t)))
     other = PARTNER.get(part(name), "")
