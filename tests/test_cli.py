@@ -306,6 +306,11 @@ def test_readme_names_every_command() -> None:
         (("convert", "MODEL", "OUT", "--type", "q9"), 4),
         (("convert", "MODEL", "OUT", "--set", "general.alignment=64"), 4),
         (("convert", "MODEL", "OUT", "--set", "split.count=3"), 4),
+        (("generate", "MODEL", "-p", "a", "-s", "-2"), 4),
+        (("generate", "MODEL", "-p", "a", "--logit-bias", "509+1"), 4),
+        (("generate", "MODEL", "-p", "a", "--logit-bias", "5+nan"), 4),
+        (("generate", "MODEL", "-p", "a", "--logit-bias", "5+inf"), 4),
+        (("generate", "MODEL", "-p", "a", "--logit-bias", " -1+1"), 2),
     ],
 )
 def test_options_that_cannot_be_leave_nothing(args: tuple[str, ...], code: int, model: Path, tmp_path: Path) -> None:
@@ -336,3 +341,10 @@ def test_no_output_is_an_input_or_another_output(args: tuple[str, ...], model: P
     assert done.returncode == 6, done.stderr
     assert b"same file" in done.stderr
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == {n: p.read_bytes() for n, p in data.items()}
+
+
+def test_seeds_and_biases_are_written_as_for_llama_cpp(model: Path) -> None:
+    args = ("generate", model, "-p", "ROMEO:", "-n", "2", "--json")
+    assert len(json.loads(ckptkit(*args, "-s", "-1").stdout)["ids"]) == 2
+    forced = ckptkit(*args, "--logit-bias", "7+1e+3", "--logit-bias", "8+2e-3", "--logit-bias", "9-inf")
+    assert json.loads(forced.stdout)["ids"] == [7, 7]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,10 @@ def parse_bias(_ctx: Any, _param: Any, entries: tuple[str, ...]) -> dict[int, fl
     """ID+1.5 or ID-2, as llama.cpp takes them; ID-inf forbids a token."""
     found = {}
     for entry in entries:
-        at = max(entry.find("+"), entry.find("-"))
+        parts = re.fullmatch(r"(\d+)([+-].+)", entry)
         try:
-            found[int(entry[:at])] = float(entry[at:])
-        except ValueError:
+            found[int(parts[1])] = float(parts[2])  # type: ignore[index]
+        except (TypeError, ValueError):
             raise click.BadParameter(f"{entry!r} is not ID+BIAS or ID-BIAS") from None
     return found
 
@@ -94,7 +95,7 @@ def with_prompt(command: Any) -> Any:
 @click.option("--typical", type=float, default=1.0, show_default=True, help="1: off.")
 @click.option("--repeat-penalty", type=float, default=1.0, show_default=True, help="1: off.")
 @click.option("--repeat-last-n", type=int, default=64, show_default=True, help="Tokens it looks back; -1: all.")
-@click.option("-s", "--seed", type=int, help="Same seed, same text.  [default: random]")
+@click.option("-s", "--seed", type=int, help="Same seed, same text; -1: random.  [default: -1]")
 @click.option(
     "--logit-bias",
     multiple=True,

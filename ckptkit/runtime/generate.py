@@ -126,8 +126,14 @@ def check_prompt(model: Model, ids: Sequence[int]) -> list[int]:
 
 
 def without_eos(model: Model, options: GenerateOptions) -> Sampling:
-    """The sampling, with ends of generation made impossible if they are to be ignored."""
+    """The sampling, with ends of generation made impossible if they are to be ignored; biases are of tokens there."""
     s = options.sampling
+    wrong = [i for i in s.logit_bias if not 0 <= i < model.config.vocab_size]
+    if wrong:
+        raise UnsupportedError(
+            "a logit bias is for no token of the vocabulary",
+            expected=f"an id from 0 to {model.config.vocab_size - 1:,}", got=wrong[0],
+        )  # fmt: skip
     if not options.ignore_eos or model.tokenizer is None or not model.tokenizer.end_ids:
         return s
     return replace(s, logit_bias=s.logit_bias | dict.fromkeys(model.tokenizer.end_ids, float("-inf")))

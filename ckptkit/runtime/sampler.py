@@ -21,7 +21,10 @@ GROUPS = 1024  # maxima that give a lower bound of the k-th largest logit
 
 @dataclass(frozen=True)
 class Sampling:
-    """What to do with the logits. A step is off at top_k 0, top_p 1, min_p 0, typical 1, repeat_penalty 1."""
+    """What to do with the logits. A step is off at top_k 0, top_p 1, min_p 0, typical 1, repeat_penalty 1.
+
+    A `seed` of -1 is as random as None, like llama.cpp's.
+    """
 
     temp: float = 0.8
     top_k: int = 40
@@ -42,6 +45,8 @@ class Sampling:
             "typical": 0 < self.typical <= 1,
             "repeat_penalty": 0 < self.repeat_penalty < float("inf"),
             "repeat_last_n": self.repeat_last_n >= -1,
+            "seed": self.seed is None or self.seed >= -1,
+            "logit_bias": all(bias < float("inf") for bias in self.logit_bias.values()),
         }
         for name, good in checks.items():
             if not good:
@@ -53,7 +58,7 @@ class Sampler:
 
     def __init__(self, sampling: Sampling) -> None:
         self.sampling = sampling
-        self.rng = np.random.default_rng(sampling.seed)
+        self.rng = np.random.default_rng(None if sampling.seed == -1 else sampling.seed)
 
     def pick(self, logits: npt.NDArray[np.float32], history: Sequence[int]) -> int:
         """The next token; logits (vocab,), `history` the tokens so far, prompt included."""
