@@ -162,6 +162,8 @@ def as_arch(ck: Checkpoint, arch: str, drop: Collection[str] = ()) -> tuple[Chec
     """
     if arch == ck.config.arch:
         return ck, []
+    if arch not in ARCHS:
+        raise UnsupportedError("no such architecture", at="--arch", expected=", ".join(ARCHS), got=arch)
     old, new = arch_of(ck, "converting"), ARCHS[arch]
     for trait in TRAITS:
         if getattr(old, trait) != getattr(new, trait):

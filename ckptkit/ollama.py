@@ -7,10 +7,11 @@ from pathlib import Path
 
 from . import formats
 from .conversion import Options, Report
-from .errors import UnsupportedError
+from .errors import OutputError, UnsupportedError
 from .files import check_output, replacing
 from .runtime.chat import ALPACA, STOP
 
+NAME = "Modelfile"
 # the instruction where Ollama puts the user's message
 ALPACA_TEMPLATE = ALPACA.replace("{instruction}", "{{ .Prompt }}")
 
@@ -50,11 +51,26 @@ def check_target(target: Path, options: Options) -> None:
         )
 
 
+def check_folder(folder: Path, source: Path, force: bool) -> None:
+    """Refuse a directory for the Modelfile that cannot be made, or that holds one already."""
+    nearest = next(p for p in (folder.absolute(), *folder.absolute().parents) if p.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        raise OutputError(
+            "no Modelfile can be written there", path=folder, at="--ollama",
+            expected="a directory that can be written to", got=nearest,
+        )  # fmt: skip
+    if folder.is_dir():
+        check_output(folder / NAME, (source,), force)
+
+
 def write_modelfile(report: Report, folder: Path, force: bool) -> Path:
     """Write `folder`/Modelfile for a conversion's GGUF; a model with a Jinja template leaves the template to Ollama."""
     gguf = next(p for p in report.paths if p.suffix == ".gguf")
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "Modelfile"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise OutputError(f"cannot be made: {e.strerror}", path=folder, at="--ollama") from e
+    path = folder / NAME
     check_output(path, (gguf,), force)
     text = modelfile(gguf, folder)
     with replacing(path) as out:

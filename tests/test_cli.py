@@ -306,6 +306,11 @@ def test_readme_names_every_command() -> None:
         (("convert", "MODEL", "OUT", "--type", "q9"), 4),
         (("convert", "MODEL", "OUT", "--set", "general.alignment=64"), 4),
         (("convert", "MODEL", "OUT", "--set", "split.count=3"), 4),
+        (("convert", "MODEL", "OUT", "--arch", "gpt5"), 4),
+        (("convert", "MODEL", "OUT", "--version", "2"), 4),
+        (("convert", "MODEL", "OUT.safetensors", "--split-max-size", "200K"), 4),
+        (("convert", "MODEL", "OUT", "--chat-template", "MODEL"), 2),
+        (("convert", "MODEL", "OUT", "--ollama", "MODEL"), 6),
         (("generate", "MODEL", "-p", "a", "-s", "-2"), 4),
         (("generate", "MODEL", "-p", "a", "--logit-bias", "509+1"), 4),
         (("generate", "MODEL", "-p", "a", "--logit-bias", "5+nan"), 4),
@@ -314,7 +319,7 @@ def test_readme_names_every_command() -> None:
     ],
 )
 def test_options_that_cannot_be_leave_nothing(args: tuple[str, ...], code: int, model: Path, tmp_path: Path) -> None:
-    names = {"MODEL": str(model), "OUT": str(tmp_path / "out.gguf")}
+    names = {"MODEL": str(model), "OUT": str(tmp_path / "out.gguf"), "OUT.safetensors": str(tmp_path / "o.safetensors")}
     done = ckptkit(*(names.get(a, a) for a in args))
     assert done.returncode == code, done.stderr
     assert list(tmp_path.iterdir()) == []

@@ -79,22 +79,25 @@ def convert(
     """
     from ..conversion import Options
     from ..conversion import convert as run
-    from ..files import check_output
     from ..formats.options import WriteOptions
 
     metadata = dict(given.pop("metadata"))
     if chat_template:
-        metadata["tokenizer.chat_template"] = chat_template.read_text(encoding="utf-8")
+        try:
+            metadata["tokenizer.chat_template"] = chat_template.read_text(encoding="utf-8")
+        except UnicodeDecodeError as e:
+            raise click.BadParameter(
+                f"{str(chat_template)!r} is no UTF-8 text: {e.reason}", param_hint="--chat-template"
+            ) from None
     names = ("version", "split_max_size", "write_output", "name", "remove")
     options = Options(
         read=read_options(given), write=WriteOptions(metadata=metadata, **{n: given.pop(n) for n in names}), **given
     )
     if ollama:
-        from ..ollama import check_target, write_modelfile
+        from ..ollama import check_folder, check_target, write_modelfile
 
         check_target(target, options)
-        if (ollama / "Modelfile").exists():
-            check_output(ollama / "Modelfile", (source,), options.force)
+        check_folder(ollama, source, options.force)
     with progress("converting") as begin:
         report = run(source, target, options, begin)
     if ollama:

@@ -37,9 +37,10 @@ from .gguf_io import (
 )
 from .gguf_keys import FIELDS, all_keys, number, text, vocabulary_keys, whole
 from .gguf_known import NORM_EPS, T
-from .options import ReadOptions, Target, WriteOptions, chosen
+from .options import ReadOptions, Target, WriteOptions, chosen, refuse_version
 
 NAME = "gguf"
+VERSION = "3"  # the one that is written
 MIXTURES = tuple(name.lower() for name in policy.MIXTURES)
 OPTIONS = ("split_max_size", "write_output", "name", "metadata", "remove")
 
@@ -268,11 +269,12 @@ def check_vocabulary(ck: Checkpoint, options: WriteOptions) -> None:
 
 def targets(ck: Checkpoint, options: WriteOptions) -> list[Target]:
     """One way: version 3. Without a type asked for, tensors keep theirs, but for vectors, which become F32."""
-    arch = ck.config.arch
-    layout = LAYOUTS.get(arch) or Layout(())
+    if options.version not in ("", VERSION):
+        raise refuse_version(ck.source.paths[0], options.version, (VERSION,))
+    layout = LAYOUTS.get(ck.config.arch) or Layout(())
     if options.write_output:
         layout = replace(layout, tied=False)
-    return [Target("3", layout, options.mixture)]
+    return [Target(VERSION, layout, options.mixture)]
 
 
 def plan(config: Config, stored: Mapping[str, Tensor], mixture: str, pure: bool) -> dict[str, QType]:

@@ -39,6 +39,11 @@ def write(ck: Checkpoint, stored: Mapping[str, Tensor], path: Path, options: Wri
     """Write a single file if `path` ends in .safetensors, else a directory; a new one appears whole or not at all."""
     naming = options.version or ("microgpt" if ck.config.arch == "microgpt" else "hf")
     if path.suffix == ".safetensors":
+        if options.split_max_size:
+            raise UnsupportedError(
+                "shards of safetensors lie in a directory", path=path, at="--split-max-size",
+                expected="an output name without .safetensors", got=path.name,
+            )  # fmt: skip
         write_file(path, stored, _metadata(ck, stored, naming, path, options))
         return (path,)
     if path.suffix == ".npz":
