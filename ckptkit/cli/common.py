@@ -43,12 +43,24 @@ reading = _stack(
 )
 READING = ("tokenizer", "layout", "rope_base", "norm_eps", "context_length", "n_head")
 
-running = _stack(
-    click.option("--device", type=click.Choice(["cpu", "cuda", "auto"]), default="auto", show_default=True),
+hardware = _stack(
+    click.option(
+        "--device", type=click.Choice(["cpu", "cuda", "auto"]), default="auto", show_default=True,
+        help="auto: the GPU where there is one that can be used.",
+    ),
     click.option("-t", "--threads", type=int, help="CPU threads.  [default: all cores]"),
-    click.option("-ctk", "--cache-type-k", type=click.Choice(["f32", "f16"]), default="f32", show_default=True),
-    click.option("-ctv", "--cache-type-v", type=click.Choice(["f32", "f16"]), default="f32", show_default=True),
-)
+)  # fmt: skip
+running = _stack(
+    hardware,
+    click.option(
+        "-ctk", "--cache-type-k", type=click.Choice(["f32", "f16"]), default="f32", show_default=True,
+        help="Type of the keys in the cache.",
+    ),
+    click.option(
+        "-ctv", "--cache-type-v", type=click.Choice(["f32", "f16"]), default="f32", show_default=True,
+        help="Type of the values in the cache.",
+    ),
+)  # fmt: skip
 RUNNING = ("device", "threads", "cache_type_k", "cache_type_v")
 
 

@@ -45,7 +45,7 @@ def parse_set(_ctx: Any, _param: Any, entries: tuple[str, ...]) -> dict[str, str
     type=click.Choice(["sidecar", "drop"]),
     default="sidecar",
     show_default=True,
-    help="Extra prediction heads.",
+    help="Extra prediction heads: into a file beside the output, or left out.",
 )
 @click.option("--drop", multiple=True, metavar="NAME", help="Leave this tensor out, if the target has no place for it.")
 @click.option("--version", default="", help="Version of the target format.")

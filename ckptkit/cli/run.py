@@ -223,8 +223,10 @@ def logits(model: Path, prompt: str | None, file: Path | None, ids: list[int] | 
 @click.option(
     "-d", "--n-depth", multiple=True, type=click.IntRange(0), help="Tokens already in the cache.  [default: 0]"
 )
-@click.option("-r", "--repetitions", type=click.IntRange(1), default=5, show_default=True)
-@click.option("-o", "--output", type=click.Choice(["md", "json", "csv"]), default="md", show_default=True)
+@click.option("-r", "--repetitions", type=click.IntRange(1), default=5, show_default=True, help="Runs of each test.")
+@click.option(
+    "-o", "--output", type=click.Choice(["md", "json", "csv"]), default="md", show_default=True, help="Form of results."
+)
 @precision("fast")
 @running
 @reading

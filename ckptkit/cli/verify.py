@@ -9,7 +9,19 @@ from typing import Any
 
 import click
 
-from .common import CONTEXT, PATH, TEXT_FILE, json_option, progress, read_options, reading, say, show, show_json
+from .common import (
+    CONTEXT,
+    PATH,
+    TEXT_FILE,
+    hardware,
+    json_option,
+    progress,
+    read_options,
+    reading,
+    say,
+    show,
+    show_json,
+)
 from .run import parse_ids
 
 
@@ -20,8 +32,7 @@ from .run import parse_ids
 @click.option("-f", "--file", type=TEXT_FILE, help="File with the text to run through both.")
 @click.option("--ids", callback=parse_ids, metavar="1,2,3", help="Token ids to run through both.")
 @click.option("--logits/--no-logits", default=True, help="Run the same ids through both.  [default: on]")
-@click.option("--device", type=click.Choice(["cpu", "cuda", "auto"]), default="auto", show_default=True)
-@click.option("-t", "--threads", type=int, help="CPU threads.  [default: all cores]")
+@hardware
 @click.option("--state", type=PATH, help="Compare A's logits and loss with this debug state of llm.c.")
 @click.option("--manifest", type=PATH, help="Check A against the manifest that its conversion wrote.")
 @click.option("--source", type=PATH, multiple=True, help="File the manifest speaks of.  [default: beside it or A]")
@@ -38,7 +49,7 @@ def verify(
 ) -> None:
     """Prove that two checkpoints say the same, whatever their formats; name the cause where they do not.
 
-    Structure, tensors and logits are compared in one common form. Exit status 0: the same, 1: different. The options
+    Structure, tensors and logits are compared in one common form. Exit code 0: the same, 1: different. The options
     that fill in what a file does not say are for A, and for B where B does not say it either.
 
     \b
