@@ -86,10 +86,16 @@ def test_a_template_sees_message_and_bos() -> None:
         "{% for i in range(9999) %}{% for j in range(9999) %}{{ messages }}{% endfor %}{% endfor %}",
         "{{ raise_exception('no') }}",
         "{% if %}",
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{{ 'a' * 10**10 }}",
+        "{{ 'a'.center(10**10) }}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{{ " + "(" * 50_000 + "1" + ")" * 50_000 + " }}",
         "{{ open('/etc/passwd').read() }}",
     ],
 )
 def test_hostile_templates_end_in_one_clear_error(template: str) -> None:
+    """Among them those that would run forever, or fill the memory, without a character of output."""
     with pytest.raises(UnsupportedError, match="template"):
         render(with_template(template), "hi")
 

@@ -2,15 +2,20 @@
 
 nanoeuler's chat models are trained on Alpaca's sentences with "</s>" as plain text after each answer; nothing in the
 file says so, only its tokenizer gives it away. Other models carry a Jinja template, which is a program from the file:
-it runs only when asked for, in Jinja's sandbox, with bounded output.
+it runs only when asked for, in a process of its own (template.py), in Jinja's sandbox, with bounded output.
 """
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from typing import Any
 
 from ..errors import UnsupportedError
 from ..tokenizer import Tokenizer
+from . import template
+from .template import MEMORY, SECONDS
 
 ALPACA = (
     "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n"
@@ -22,8 +27,6 @@ ALPACA_INPUT = (
     "### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:\n"
 )
 STOP = "</s>"
-LONGEST = 1 << 20  # characters that a template may make of one message
-LOOPS = 10_000  # values that one range() in a template may have; Jinja's own limit is ten times that
 
 
 def chat_prompt(tokenizer: Tokenizer | None, text: str, given: str = "") -> tuple[list[int], tuple[str, ...]]:
@@ -40,44 +43,28 @@ def chat_prompt(tokenizer: Tokenizer | None, text: str, given: str = "") -> tupl
 
 def render(tokenizer: Tokenizer, text: str) -> str:
     """The template's text for one user message and the beginning of the answer."""
-    from jinja2 import TemplateError
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    def refuse(message: str) -> None:
-        raise TemplateError(message)
 
     def texts(role: str) -> str:
         i = tokenizer.ids.get(role)
         return "" if i is None else tokenizer.token_bytes(i).decode("utf-8", "replace")
 
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-    environment.globals = {"raise_exception": refuse, "range": _range}
     values: dict[str, Any] = {
         "messages": [{"role": "user", "content": text}],
         "add_generation_prompt": True,
         "bos_token": texts("bos"),
         "eos_token": texts("eos"),
     }
-    pieces, length = [], 0
+    asked = json.dumps({"template": tokenizer.chat_template or "", "values": values})
     try:
-        for piece in environment.from_string(tokenizer.chat_template or "").generate(values):
-            pieces.append(piece)
-            length += len(piece)
-            if length > LONGEST:
-                raise UnsupportedError(
-                    "the chat template does not come to an end", expected=f"at most {LONGEST:,} characters"
-                )
-    except UnsupportedError:
-        raise
-    except Exception as e:  # whatever a program from a file can raise
+        done = subprocess.run(
+            [sys.executable, "-P", template.__file__], input=asked.encode(), capture_output=True, timeout=4 * SECONDS,
+            check=True,
+        )  # fmt: skip
+        answer: dict[str, str] = json.loads(done.stdout)
+    except (subprocess.SubprocessError, ValueError):  # the system ended it
+        answer = {"error": f"more than {SECONDS} s or {MEMORY:,} bytes"}
+    if "error" in answer:
         raise UnsupportedError(
-            "the chat template failed", got=f"{type(e).__name__}: {e}", hint="write the prompt in full"
-        ) from e
-    return "".join(pieces)
-
-
-def _range(*bounds: int) -> range:
-    found = range(*bounds)
-    if len(found) > LOOPS:
-        raise UnsupportedError("the chat template counts too far", expected=f"at most {LOOPS:,}", got=f"{len(found):,}")
-    return found
+            "the chat template failed", at="chat template", got=answer["error"], hint="write the prompt in full"
+        )
+    return answer["text"]
