@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -286,6 +288,21 @@ def test_impossible_thread_counts_are_clear(threads: str, model: Path) -> None:
     assert b"Traceback" not in done.stderr
     assert done.returncode in (0, 2, 4)
     assert done.returncode == 0 or b"thread" in done.stderr
+
+
+def test_messages_and_readme_name_options_that_there_are() -> None:
+    known = {o for c in cli.commands.values() for p in (*c.params, *cli.params) for o in (*p.opts, *p.secondary_opts)}
+    known |= {*cli.context_settings["help_option_names"]}
+    texts = [(ROOT / "README.md", (ROOT / "README.md").read_text())]
+    for path in (ROOT / "ckptkit").rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        told = (n for n in ast.walk(tree) if isinstance(n, ast.Module | ast.ClassDef | ast.FunctionDef))
+        prose = {ast.get_docstring(n, clean=False) for n in told}
+        strings = (n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str))
+        texts += [(path, text) for text in strings if text not in prose]
+    named = {(path.name, option) for path, text in texts for option in re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)}
+    assert len(named) > 50
+    assert {(name, option) for name, option in named if option not in known} == set()
 
 
 def test_readme_names_every_command() -> None:

@@ -87,7 +87,7 @@ def config_from(
     if n_embd % n_head:
         raise FormatError(
             "channels do not divide into heads", path=path, offset=0, at="n_head", expected=f"a divisor of {n_embd}",
-            got=n_head, hint="give the number of heads with --n-head",
+            got=n_head, hint="give the number of heads with --heads",
         )  # fmt: skip
     expected = expected_shapes(config)
     for name, shape in expected.items():

@@ -312,7 +312,7 @@ def _read_nx(files: _Files, options: ReadOptions) -> Checkpoint:
     if rest:
         raise FormatError(
             "channels do not divide into heads", path=path, offset=0, at="L0.Wq", got=f"{n_head} heads",
-            expected=f"a divisor of {matrices['L0.Wq'][1]}", hint="give the number of heads with --n-head",
+            expected=f"a divisor of {matrices['L0.Wq'][1]}", hint="give the number of heads with --heads",
         )  # fmt: skip
     tensors = _arranged(path, NX, config, files.tensors)
     source = Source((path,), NAME, "nx", {"naming": "nx", "metadata": files.metadata}, tuple(notes))
