@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cases import CASES, Case
+from smollm import SMOLLM
 
 import ckptkit
 from ckptkit.formats.options import ReadOptions
@@ -88,7 +89,7 @@ def test_seed_002_with_what_its_file_does_not_say(fixtures_dir: Path) -> None:
 
 def test_smollm2_continues_as_float64_does(shared: Path, models: Path) -> None:
     z = np.load(shared / "SmolLM2_ref.npz")
-    with ckptkit.load(models / "SmolLM2-135M-Instruct.Q4_1.gguf", context=64) as model:
+    with ckptkit.load(models / SMOLLM, context=64) as model:
         assert model.tokenizer is not None
         ids = model.tokenizer.encode("The capital of France is")
         assert ids == z["ids"].tolist()

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from runtime_models import CONFIGS, checkpoint, random_blocks, truth
+from smollm import SMOLLM
 
 from ckptkit.checkpoint import RopeScaling
 from ckptkit.errors import UnsupportedError
@@ -201,7 +202,7 @@ def test_smollm2_reference(shared, models):
     import ckptkit.formats
 
     ref = np.load(shared / "SmolLM2_ref.npz")
-    path = models / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    path = models / SMOLLM
     with load(ckptkit.formats.open(path), context=64) as m:
         logits = m.forward(ref["ids"])
         bound = 1e-4 * np.abs(ref["logits_last"]).max()
