@@ -370,3 +370,31 @@ def test_seeds_and_biases_are_written_as_for_llama_cpp(model: Path) -> None:
     assert len(json.loads(ckptkit(*args, "-s", "-1").stdout)["ids"]) == 2
     forced = ckptkit(*args, "--logit-bias", "7+1e+3", "--logit-bias", "8+2e-3", "--logit-bias", "9-inf")
     assert json.loads(forced.stdout)["ids"] == [7, 7]
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ("generate M --prompts T -p a", "--prompt would not be heeded beside --prompts"),
+        ("generate M --prompts T --chat", "--chat would not be heeded beside --prompts"),
+        ("generate M -p a --chat -f T", "--file would not be heeded beside --chat"),
+        ("generate M -p a --left-pad -c 9", "--ctx-size would not be heeded beside --left-pad"),
+        ("generate M -p a -b 2", "--batch means nothing without --prompts"),
+        ("generate M -p a --chat-input b", "--chat-input means nothing without --chat"),
+        ("ppl M --hellaswag T --text T", "--text would not be heeded beside --hellaswag"),
+        ("ppl M --kl-divergence-base T --html x --chunks 2", "--chunks, --html would not be heeded beside --kl-div"),
+        ("ppl M --text T --tasks 2", "--tasks means nothing without --hellaswag"),
+        ("verify M --state T -p a --no-logits", "--prompt, --logits/--no-logits would not be heeded beside --state"),
+        ("verify M --manifest T -t 2", "--threads would not be heeded beside --manifest"),
+        ("verify M M --source T", "--source means nothing without --manifest"),
+        ("tokenize M --decode 1 --special", "--special would not be heeded beside --decode"),
+        ("inspect M --key a --json", "--json would not be heeded beside --key"),
+        ("check M --force", "--force means nothing without --fix"),
+        ("convert M x --pure", "--pure means nothing without --type"),
+    ],
+)
+def test_no_option_is_ignored_beside_others(args: str, said: str, model: Path) -> None:
+    names = {"M": str(model), "T": __file__}
+    result = CliRunner().invoke(cli, [names.get(a, a) for a in args.split()])
+    assert result.exit_code == 2
+    assert said in result.output

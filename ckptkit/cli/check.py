@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from .common import CONTEXT, PATH, json_option, show, show_json
+from .common import CONTEXT, PATH, check_together, json_option, show, show_json
 
 SHOWN = 6  # findings of one rule
 
@@ -29,6 +29,7 @@ def check(ctx: click.Context, file: Path, values: bool, fix: Path | None, force:
       ckptkit check model.gguf
       ckptkit check model.gguf --values --fix mended.gguf
     """
+    check_together({}, {"force": ("fix",)})
     from ..check import check as run
     from ..errors import UnsupportedError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -70,6 +70,21 @@ def precision(default: str) -> Callable[[Command], Command]:
         "--precision", type=click.Choice(["exact", "fast"]), default=default, show_default=True,
         help="exact: activations stay float32. fast: they may be rounded where that is faster.",
     )  # fmt: skip
+
+
+def check_together(excludes: Mapping[str, Sequence[str]], needs: Mapping[str, Sequence[str]]) -> None:
+    """Refuse options of the running command that would not be heeded.
+
+    `excludes`: parameter -> those that mean nothing beside it. `needs`: parameter -> those without which it does.
+    """
+    ctx = click.get_current_context()
+    flags = {p.name: "/".join([max(p.opts, key=len), *p.secondary_opts]) for p in ctx.command.params if p.name}
+    given = [name for name in flags if ctx.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT]
+    for name in given:
+        if lost := [flags[other] for other in excludes.get(name, ()) if other in given]:
+            raise click.UsageError(f"{', '.join(lost)} would not be heeded beside {flags[name]}")
+        if (wanted := needs.get(name, ())) and not any(other in given for other in wanted):
+            raise click.UsageError(f"{flags[name]} means nothing without {' or '.join(flags[w] for w in wanted)}")
 
 
 def read_options(given: dict[str, Any]) -> Any:

@@ -8,7 +8,18 @@ from typing import Any
 
 import click
 
-from .common import CONTEXT, PATH, TEXT_FILE, json_option, progress, read_options, reading, show, show_json
+from .common import (
+    CONTEXT,
+    PATH,
+    TEXT_FILE,
+    check_together,
+    json_option,
+    progress,
+    read_options,
+    reading,
+    show,
+    show_json,
+)
 
 SIZES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
 
@@ -77,6 +88,7 @@ def convert(
       ckptkit convert model.bin model.gguf --type q8_0
       ckptkit convert model.gguf model.bin
     """
+    check_together({}, {"pure": ("type",)})
     from ..conversion import Options
     from ..conversion import convert as run
     from ..formats.options import WriteOptions

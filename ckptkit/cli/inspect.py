@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from .common import CONTEXT, PATH, json_option, opened, progress, reading, show, show_json
+from .common import CONTEXT, PATH, check_together, json_option, opened, progress, reading, show, show_json
 
 
 @click.command(context_settings=CONTEXT)
@@ -31,6 +31,7 @@ def inspect(
       ckptkit inspect model.bin --tensors
       ckptkit inspect model.gguf --key general.architecture
     """
+    check_together({"key": ("tensors", "stats", "diffable", "as_json")}, {})
     from ..errors import UnsupportedError
     from ..inspect import describe
 

@@ -12,6 +12,7 @@ from .common import (
     CONTEXT,
     PATH,
     TEXT_FILE,
+    check_together,
     json_option,
     loaded,
     precision,
@@ -74,6 +75,14 @@ def with_prompt(command: Any) -> Any:
     return command
 
 
+EXCLUDES = {
+    "prompts": ("prompt", "file", "ids", "chat", "chat_input", "left_pad"),
+    "chat": ("file", "ids"),
+    "left_pad": ("ctx_size",),
+}
+NEEDS = {"batch": ("prompts",), "chat_input": ("chat",)}
+
+
 @click.command(context_settings=CONTEXT)
 @click.argument("model", type=PATH)
 @with_prompt
@@ -122,6 +131,7 @@ def generate(
     Example:
       ckptkit generate model.bin -p "ROMEO:" -n 40 --temp 0
     """
+    check_together(EXCLUDES, NEEDS)
     from ..runtime.generate import GenerateOptions
     from ..runtime.generate import generate as run
     from ..runtime.sampler import Sampling

@@ -10,9 +10,12 @@ from typing import Any
 
 import click
 
-from .common import CONTEXT, PATH, json_option, loaded, precision, reading, running, show, show_json
+from .common import CONTEXT, PATH, check_together, json_option, loaded, precision, reading, running, show, show_json
 
 MODES = ("llama", "full", "stride", "docs", "all")
+SCORING = ("mode", "chunks", "stride", "mtp_head", "per_token", "html", "save_logits", "force")  # of a text
+EXCLUDES = {"hellaswag": ("text", "base", *SCORING), "base": SCORING}
+NEEDS = {"tasks": ("hellaswag",)}
 
 
 @contextmanager
@@ -72,6 +75,7 @@ def ppl(model: Path, text: Path | None, base: Path | None, hellaswag: Path | Non
       ckptkit ppl model.gguf --text held-out.txt
       ckptkit ppl model.bin --text val.bin --mode full -c 64
     """
+    check_together(EXCLUDES, NEEDS)
     from .. import score
     from ..score_text import compared, side_by_side
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from .common import CONTEXT, PATH, TEXT_FILE, json_option, opened, reading, show, show_json
+from .common import CONTEXT, PATH, TEXT_FILE, check_together, json_option, opened, reading, show, show_json
 from .run import parse_ids
 
 
@@ -32,6 +32,7 @@ def tokenize(
       ckptkit tokenize model.gguf "Hello world"
       ckptkit tokenize model.gguf --decode 15496,995
     """
+    check_together({"decode": ("special", "add_special")}, {})
     from ..errors import UnsupportedError, printable
     from ..report import table
 

@@ -13,6 +13,7 @@ from .common import (
     CONTEXT,
     PATH,
     TEXT_FILE,
+    check_together,
     hardware,
     json_option,
     progress,
@@ -23,6 +24,10 @@ from .common import (
     show_json,
 )
 from .run import parse_ids
+
+RUN = ("prompt", "file", "ids", "logits")  # how both are run
+EXCLUDES = {"state": RUN, "manifest": (*RUN, "device", "threads")}
+NEEDS = {"source": ("manifest",)}
 
 
 @click.command(context_settings=CONTEXT)
@@ -58,6 +63,7 @@ def verify(
       ckptkit verify model.bin --state model_debug_state.bin
       ckptkit verify model.gguf --manifest model.json
     """
+    check_together(EXCLUDES, NEEDS)
     if sum(x is not None for x in (b, state, manifest)) != 1:
         raise click.UsageError("give one of B, --state FILE, --manifest FILE")
     format, options = given.pop("source_format"), read_options(given)

@@ -36,6 +36,8 @@ def chat_prompt(tokenizer: Tokenizer | None, text: str, given: str = "") -> tupl
     if tokenizer.kind == "nanoeuler-bpe":
         filled = (ALPACA_INPUT if given else ALPACA).format(instruction=text, input=given)
         return tokenizer.encode(filled), (STOP,)
+    if given:
+        raise UnsupportedError("only Alpaca's template has a place for an input", at="--chat-input", got=given)
     if not tokenizer.chat_template:
         raise UnsupportedError("the model has no chat template", hint="leave --chat out and write the prompt in full")
     return tokenizer.encode(render(tokenizer, text), special=True), ()
