@@ -239,6 +239,22 @@ def permute_heads(t: Tensor, head_dim: int, pairing: str) -> Tensor:
     return permute(t, (heads[:, None] + order).reshape(-1), to=pairing, head_dim=head_dim)
 
 
+def rope_divisors(ck: Checkpoint) -> npt.NDArray[np.float64] | None:
+    """Divisor of each rotary frequency (head_dim / 2,): the file's rope_freqs.weight, else by the config's scaling.
+
+    None for a kind of scaling that is not known here. Where both are there, rope_freqs.weight stands in for llama3's
+    rule and comes on top of linear scaling.
+    """
+    c, stored = ck.config, ck.tensors.get("rope_freqs.weight")
+    kind = c.rope_scaling.type if c.rope_scaling else "none"
+    if kind not in ("none", "", "linear", "llama3"):
+        return None
+    out = np.ones(c.head_dim // 2)
+    if c.rope_scaling and (kind == "linear" or (kind == "llama3" and stored is None)):
+        out = c.rope_scaling.factors(c.head_dim, c.rope_theta).astype(np.float64)
+    return out if stored is None else out * stored.read().reshape(-1).view("<f4")
+
+
 def majority_type(tensors: dict[str, Tensor]) -> QType:
     """The type that holds most of the values."""
     count: dict[QType, int] = {}

@@ -5,31 +5,23 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from ..arch import rope_divisors
 from ..checkpoint import Checkpoint
 from ..errors import UnsupportedError
 
-SCALINGS = ("none", "", "linear", "llama3")
-
 
 def factors(ck: Checkpoint) -> npt.NDArray[np.float64]:
-    """Divisor of each rotary frequency (head_dim / 2,): the file's rope_freqs.weight, else by the config's scaling."""
-    c = ck.config
-    scaling = c.rope_scaling
-    kind = scaling.type if scaling is not None else "none"
-    if kind not in SCALINGS:
+    """`rope_divisors`, or UnsupportedError for a scaling that is not known."""
+    found = rope_divisors(ck)
+    if found is None:
+        kind = ck.config.rope_scaling.type if ck.config.rope_scaling else ""
         raise UnsupportedError(
             f"rope scaling {kind} is not supported",
             path=ck.source.paths[0],
             expected="none, linear or llama3",
             got=kind,
         )
-    stored = ck.tensors.get("rope_freqs.weight")
-    out = np.ones(c.head_dim // 2)
-    if scaling is not None and kind in ("linear", "llama3") and (stored is None or kind == "linear"):
-        out = scaling.factors(c.head_dim, c.rope_theta).astype(np.float64)
-    if stored is not None:
-        out = out * stored.read().reshape(-1).view(np.float32)
-    return out
+    return found
 
 
 def table(ck: Checkpoint, context: int) -> npt.NDArray[np.float32] | None:

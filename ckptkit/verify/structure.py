@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ..arch import rope_divisors
 from ..checkpoint import Checkpoint
 from .tokenizers import compare_tokenizers
 
@@ -114,22 +115,10 @@ def _config(a: Checkpoint, b: Checkpoint, found: list[Difference]) -> None:
 
 def _same_scaling(a: Checkpoint, b: Checkpoint) -> bool:
     """Whether both divide their rotary frequencies by the same numbers; kinds we do not know must be named alike."""
-    factors = [divisors(ck) for ck in (a, b)]
+    factors = [rope_divisors(ck) for ck in (a, b)]
     if factors[0] is None or factors[1] is None:
         return a.config.rope_scaling == b.config.rope_scaling
     return factors[0].shape == factors[1].shape and bool(np.allclose(factors[0], factors[1], rtol=1e-5, atol=0))
-
-
-def divisors(ck: Checkpoint) -> Any:
-    """Divisor of each rotary frequency (head_dim / 2,), from the tensor or the config; None for unknown kinds."""
-    c, stored = ck.config, ck.tensors.get(FACTORS)
-    kind = c.rope_scaling.type if c.rope_scaling else "none"
-    if kind not in ("none", "", "linear", "llama3"):
-        return None
-    out = np.ones(c.head_dim // 2)
-    if c.rope_scaling and (kind == "linear" or (kind == "llama3" and stored is None)):
-        out = c.rope_scaling.factors(c.head_dim, c.rope_theta).astype(np.float64)
-    return out if stored is None else out * stored.read().reshape(-1).view("<f4")
 
 
 def scaling_text(ck: Checkpoint) -> str:
