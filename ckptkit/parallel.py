@@ -16,13 +16,14 @@ def threads() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def spread(task: Callable[[T], Any], pieces: Sequence[T]) -> None:
+def spread(task: Callable[[T], Any], pieces: Sequence[T], most: int | None = None) -> None:
     """Run a task on every piece, the calling thread among those at work; pieces are taken up in their order.
 
-    After an error no further piece is taken up; once all threads have stopped, the earliest piece's error is raised,
-    the same one however many threads there are.
+    There is a thread for each core, or `most` of them. After an error no further piece is taken up; once all threads
+    have stopped, the earliest piece's error is raised, the same one however many threads there are.
     """
-    if len(pieces) < 2:
+    n = min(most or threads(), len(pieces))
+    if n < 2:
         for piece in pieces:
             task(piece)
         return
@@ -48,7 +49,7 @@ def spread(task: Callable[[T], Any], pieces: Sequence[T]) -> None:
         ended.append(None)
         news.put(None)
 
-    others = [Thread(target=other, name=f"piece {k}") for k in range(1, min(threads(), len(pieces)))]
+    others = [Thread(target=other, name=f"piece {k}") for k in range(1, n)]
     try:
         for thread in others:
             thread.start()

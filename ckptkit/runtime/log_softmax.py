@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from ..parallel import spread
 
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
@@ -23,15 +23,7 @@ def blocks(rows: int, n_vocab: int) -> Iterator[slice]:
 
 def over_blocks(work: Callable[[slice], None], rows: int, n_vocab: int, threads: int | None = None) -> None:
     """Call `work` for every block of rows, side by side: numpy lets other threads run while it computes."""
-    parts = list(blocks(rows, n_vocab))
-    n = min(threads or os.cpu_count() or 1, len(parts))
-    if n <= 1:
-        for part in parts:
-            work(part)
-        return
-    with ThreadPoolExecutor(n) as pool:
-        for _ in pool.map(work, parts):
-            pass
+    spread(work, list(blocks(rows, n_vocab)), threads)
 
 
 def log_sums(z: F32) -> tuple[F32, F64]:
