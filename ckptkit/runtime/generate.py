@@ -9,13 +9,12 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UnsupportedError
-from ..tokenizer import StopStrings, TokenType, Utf8Stream
+from ..tokenizer import StopStrings, Utf8Stream
+from ..tokenizer.special import HIDDEN
 from .sampler import Sampler, Sampling
 
 if TYPE_CHECKING:
     from .model import Model
-
-HIDDEN = (TokenType.CONTROL, TokenType.UNKNOWN)  # shown only on request
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from .special import (
     END_IS_NOT_THE_END,
     END_ROLES,
     END_TEXTS,
+    HIDDEN,
     S_IS_NOT_THE_END,
     SPECIAL,
     TokenType,
@@ -185,8 +186,7 @@ class Tokenizer(ABC):
         return self.decode_bytes(ids if special else self._visible(ids)).decode("utf-8", "replace")
 
     def _visible(self, ids: Iterable[int]) -> list[int]:
-        hidden = (TokenType.CONTROL, TokenType.UNKNOWN)
-        return [i for i in ids if self.type_of(i) not in hidden]
+        return [i for i in ids if self.type_of(i) not in HIDDEN]
 
     # -- text to ids
 

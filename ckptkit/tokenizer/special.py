@@ -23,6 +23,8 @@ class TokenType(IntEnum):
 
 SPECIAL = (TokenType.UNKNOWN, TokenType.CONTROL, TokenType.USER_DEFINED)  # stored as plain text, cut out before merging
 
+HIDDEN = (TokenType.CONTROL, TokenType.UNKNOWN)  # shown in text only on request
+
 # Role -> texts that take it when no key names its id. A token found so is control, whatever its stored type says.
 BY_TEXT: Mapping[str, tuple[str, ...]] = {
     "eot": (
