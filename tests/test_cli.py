@@ -398,3 +398,33 @@ def test_no_option_is_ignored_beside_others(args: str, said: str, model: Path) -
     result = CliRunner().invoke(cli, [names.get(a, a) for a in args.split()])
     assert result.exit_code == 2
     assert said in result.output
+
+
+@pytest.mark.parametrize(
+    ("name", "fact", "own"),
+    [
+        ("gpt2_tiny.bin", ("--heads", "8"), "4"),
+        ("gpt2_tiny.bin", ("--context", "32"), "64"),
+        ("gpt2_tiny.bin", ("--rope-base", "5"), "10000.0"),  # has no rotary positions
+        ("gpt2_tiny.bin", ("--layout", "norms-last"), "in-place"),  # only version 2 has two
+        ("nx_ours_qwen.gguf", ("--heads", "2"), "1"),
+        ("nx_ours_qwen.gguf", ("--layout", "in-place"), ""),
+        ("nanoeuler_chat.bin", ("--norm-eps", "0.5"), "1e-05"),
+        ("microgpt_names.json", ("--context", "8"), "16"),
+    ],
+)
+def test_facts_that_a_file_settles_are_not_ignored(
+    name: str, fact: tuple[str, str], own: str, fixtures_dir: Path
+) -> None:
+    done = ckptkit("inspect", fixtures_dir / "trained" / name, *fact)
+    assert done.returncode == 4
+    assert fact[1].encode() in done.stderr
+    assert f"expected {own}".encode() in done.stderr or not own
+    if fact[0] != "--layout":  # what the file says anyway may be said
+        assert ckptkit("inspect", fixtures_dir / "trained" / name, fact[0], own).returncode == 0
+
+
+def test_facts_for_a_may_be_of_no_use_to_b(fixtures_dir: Path) -> None:
+    a, b = (fixtures_dir / "trained" / name for name in ("microgpt_names.json", "gpt2_tiny.bin"))
+    done = ckptkit("verify", a, b, "--heads", "4", "--norm-eps", "1e-5", "--no-logits")
+    assert done.returncode == 1, done.stderr

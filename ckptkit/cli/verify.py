@@ -101,7 +101,7 @@ def open_second(path: Path, options: Any) -> Any:
     from .. import formats
 
     facts = ("norm_eps", "rope_theta", "context_length")
-    ck = formats.open(path, options=replace(options, **dict.fromkeys(facts)))
+    ck = formats.open(path, options=replace(options, **dict.fromkeys(facts)), strict=False)
     lacking = {
         name: getattr(options, name)
         for name in facts
@@ -111,7 +111,7 @@ def open_second(path: Path, options: Any) -> Any:
     if not lacking:
         return ck
     ck.close()
-    return formats.open(path, options=replace(options, **(dict.fromkeys(facts) | lacking)))
+    return formats.open(path, options=replace(options, **(dict.fromkeys(facts) | lacking)), strict=False)
 
 
 def _ids(ck: Any, given: dict[str, Any]) -> list[int] | None:

@@ -13,7 +13,7 @@ from types import ModuleType
 from ..checkpoint import Checkpoint
 from ..errors import FormatError, UnsupportedError, blaming
 from ..files import read_head
-from .options import ReadOptions, Target, WriteOptions
+from .options import FACTS, ReadOptions, Target, WriteOptions
 
 FORMATS = {
     "gguf": ".gguf",
@@ -57,13 +57,18 @@ def detect(path: Path) -> ModuleType:
     raise UnsupportedError("several formats fit this file", path=path, got=", ".join(found), hint="pass --from NAME")
 
 
-def open(path: str | Path, format: str = "", options: ReadOptions | None = None) -> Checkpoint:
-    """Detect and read a checkpoint, its tokenizer and the sidecar of its extra prediction heads. Close it after use."""
+def open(path: str | Path, format: str = "", options: ReadOptions | None = None, strict: bool = True) -> Checkpoint:
+    """Detect and read a checkpoint, its tokenizer and the sidecar of its extra prediction heads. Close it after use.
+
+    `strict` refuses facts given that the file settles otherwise.
+    """
     path, options = Path(path), options or ReadOptions()
     module = by_name(format) if format else detect(path)
     with blaming(path):
         ck: Checkpoint = module.read(path, options)
     try:
+        if strict:
+            _check_heeded(module, ck, options)
         if options.tokenizer and ck.tokenizer is None:
             from .tokenizer_files import read_tokenizer
 
@@ -77,6 +82,18 @@ def open(path: str | Path, format: str = "", options: ReadOptions | None = None)
     except BaseException:
         ck.close()
         raise
+
+
+def _check_heeded(module: ModuleType, ck: Checkpoint, options: ReadOptions) -> None:
+    """Refuse facts that the reader did not take: the file settles them, or such a model has none."""
+    refused = {flag: (getattr(ck.config, name), getattr(options, name)) for name, flag in FACTS.items()}
+    refused["--layout"] = ("", "" if hasattr(module, "HEEDS_LAYOUT") else options.layout)
+    for flag, (own, given) in refused.items():
+        if given is not None and given != own:
+            raise UnsupportedError(
+                "the file does not leave this open", path=ck.source.paths[0], at=flag, expected=own or None, got=given,
+                hint=f"leave {flag} out",
+            )  # fmt: skip
 
 
 def targets(module: ModuleType, ck: Checkpoint, options: WriteOptions) -> list[Target]:

@@ -33,6 +33,7 @@ from .llmc_tokenizer import find_tokenizer, write_tokenizer_beside
 from .options import ReadOptions, Target, WriteOptions, origin, refuse_version, uniform
 
 NAME = "llmc"
+HEEDS_LAYOUT = True
 MAGIC, HEADER = 20240326, 1024
 PAD = 128
 MIXTURES = ("f32", "bf16")
@@ -137,6 +138,10 @@ def _read(file: File, options: ReadOptions) -> Checkpoint:
     end = end_of(first, config, HEADER, version.type, padded - vocab)
     if end != file.size:
         raise _wrong_size(file, header, end)
+    if options.layout and options.layout not in version.layouts:
+        raise UnsupportedError(
+            "no such layout", path=file.path, expected=" or ".join(version.layouts), got=options.layout
+        )
     layout, found = "in-place", places(first, config, HEADER, version.type, padded - vocab)[0]
     if len(version.layouts) > 1:
         layout, found = _settle(version, config, file, options.layout, padded - vocab)
@@ -157,8 +162,6 @@ def _read(file: File, options: ReadOptions) -> Checkpoint:
 
 def _settle(version: Version, config: Config, file: File, given: str, n_padding: int) -> tuple[str, list[Place]]:
     """Choose the layout whose norm gains look like gains: finite, positive but for a few, around one."""
-    if given and given not in version.layouts:
-        raise UnsupportedError("no such layout", path=file.path, expected=" or ".join(version.layouts), got=given)
     fits: dict[str, list[Place]] = {}
     for name, layout in version.layouts.items():
         found, _ = places(layout, config, HEADER, version.type, n_padding)

@@ -26,6 +26,10 @@ class ReadOptions:
     n_head: int | None = None
 
 
+# facts of ReadOptions that are fields of Config under the same names -> their flags
+FACTS = {"norm_eps": "--norm-eps", "rope_theta": "--rope-base", "context_length": "--context", "n_head": "--heads"}
+
+
 @dataclass(frozen=True)
 class WriteOptions:
     """How to write: `version` of the format ("" for the one that fits the types), `split_max_size` in bytes a shard."""
