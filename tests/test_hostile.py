@@ -14,10 +14,12 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+import ckptkit
 from ckptkit.cli import cli
 from ckptkit.errors import CkptError, FormatError, UnsupportedError
 from ckptkit.formats import hf_tokenizer
 from ckptkit.formats.tokenizer_files import read_tokenizer
+from ckptkit.runtime import LONGEST
 from fixtures.models import gpt2, llama, microgpt
 from fixtures.writers import gguf
 from fixtures.writers import microgpt as microgpt_files
@@ -215,8 +217,10 @@ def test_layers_with_odd_numbers_have_no_place(number: str, tmp_path: Path) -> N
 
 
 def test_a_model_that_is_only_listed_is_neither_converted_nor_scored(directory: Path, tmp_path: Path) -> None:
-    change(directory / "config.json", lambda c: c.update(model_type="other"))
     (directory / "tokenizer.json").unlink()
+    change(directory / "config.json", lambda c: c.update(model_type={}))
+    assert isinstance(refused("convert", directory, tmp_path / "out"), UnsupportedError)
+    change(directory / "config.json", lambda c: c.update(model_type="other"))
     for target in ("out", "out.safetensors"):
         assert isinstance(refused("convert", directory, tmp_path / target), UnsupportedError)
     assert isinstance(refused("ppl", directory, "--text", directory / "config.json", "-c", 8), UnsupportedError)
@@ -241,6 +245,17 @@ def test_values_at_the_end_of_float64_are_no_warning(tmp_path: Path) -> None:
     for args in (["inspect", "--stats"], ["verify", str(tmp_path / "zero.json"), "--no-logits"]):
         result = CliRunner().invoke(cli, [args[0], str(tmp_path / "m.json"), *args[1:]])
         assert isinstance(result.exception, SystemExit | None), result.exception
+
+
+def test_a_context_that_no_memory_holds_costs_nothing_until_it_is_asked_for(tmp_path: Path) -> None:
+    m = llama()
+    keys = [k for k in gguf.llama_keys(m) if k[0] != "llama.context_length"]
+    keys.append(("llama.context_length", gguf.U32, 2**31 - 1))
+    (tmp_path / "m.gguf").write_bytes(gguf.gguf(keys, gguf.llama_tensors(m)))
+    with ckptkit.load(tmp_path / "m.gguf") as model:
+        assert model.context == LONGEST
+    with pytest.raises(UnsupportedError, match="memory"):
+        ckptkit.load(tmp_path / "m.gguf", context=2**31 - 1)
 
 
 # -- npz

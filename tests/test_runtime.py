@@ -159,8 +159,8 @@ def test_bad_tokens_and_full_contexts_are_refused():
 
 def test_a_model_that_does_not_fit_is_refused(monkeypatch):
     ck, _ = checkpoint(CONFIGS["llama"])
-    monkeypatch.setattr(kernels_cpu, "available_bytes", lambda: 1000)
     with load(ck) as m:
+        monkeypatch.setattr(kernels_cpu, "available_bytes", lambda: 1000)
         refused("does not fit", m.new_cache)
 
 

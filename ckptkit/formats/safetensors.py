@@ -175,8 +175,9 @@ def _read(path: Path, files: _Files, options: ReadOptions) -> Checkpoint:
         note = f"no {CONFIG} beside it and names that say nothing: the tensors can be listed, no more"
         return _foreign(files, "", [note])
     arch = raw.get("model_type")
-    if arch not in hf_config.KEYS:
-        return _foreign(files, str(arch), [f"model_type {arch!r} is not known: the tensors can be listed, no more"])
+    if not isinstance(arch, str) or arch not in hf_config.KEYS:
+        note = f"model_type {brief(arch)} is not known: the tensors can be listed, no more"
+        return _foreign(files, arch if isinstance(arch, str) else "", [note])
     odd = sorted({str(t.origin.get("type")) for t in files.tensors.values() if t.type not in PLAIN and not _buffer(t)})
     if odd:
         return _foreign(

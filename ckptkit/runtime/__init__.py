@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 DEVICES = {"cpu": "kernels_cpu", "cuda": "kernels_cuda"}
 PRECISIONS = ("exact", "fast")
+LONGEST = 1 << 18  # tokens of a sequence, where nobody asks for more: a file can state any context
 
 
 def load(
@@ -30,7 +31,8 @@ def load(
     """Put a checkpoint on a device. The checkpoint belongs to the model then: closing the model closes it.
 
     `precision`: exact keeps activations float32, fast may round them in prompts. `context`: tokens a sequence may
-    have, the model's own by default. `type_k`, `type_v`: f32 or f16 cache. `message` is told what takes time.
+    have, by default the model's own up to LONGEST. `type_k`, `type_v`: f32 or f16 cache. `message` is told what takes
+    time.
     Raises UnsupportedError for what cannot run, or would not fit in memory, before memory is taken.
     """
     if device == "auto":
@@ -57,8 +59,10 @@ def load(
     model.check_kv_types(type_k, type_v)
     if ck.config.rope_pairing:
         rope.factors(ck)  # refuses scalings by name
-    kernels.check_fits(kernels.load_bytes(ck), "weights and scratch")
-    return model.Model(ck, kernels, device, precision, check_threads(threads), context or own, type_k, type_v, message)
+    context = context or min(own, LONGEST)
+    positions = 4 * context * ck.config.head_dim if ck.config.rope_pairing else 0
+    kernels.check_fits(kernels.load_bytes(ck) + positions, "weights, positions and scratch")
+    return model.Model(ck, kernels, device, precision, check_threads(threads), context, type_k, type_v, message)
 
 
 def automatic_device() -> str:
