@@ -44,8 +44,7 @@ def _group(model: Model, prompts: list[list[int]], options: GenerateOptions) -> 
 
 
 def _steps(model: Model, cache: KVCache, running: list[int], rows: list[Collector], samplers: list[Sampler]) -> None:
-    """Decode rows together until half of them have come to an end, or one that has is full; the others go on without
-    those."""
+    """Decode rows together until half of them have ended, or one that has is full; the others go on without those."""
     left = len(running)
     chosen = [samplers[s] for s in running], [rows[s].history for s in running]
     with closing(model.decode_rows(cache, running, *chosen)) as steps:

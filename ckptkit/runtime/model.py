@@ -223,8 +223,7 @@ class Model:
         return out
 
     def _one(self, token: int, position: int, cache: KVCache, head: int) -> Floats:
-        """The same for one token of sequence 0, without the work that only batches need: this is what decoding
-        repeats."""
+        """The same for one token of sequence 0, without what only batches need: this is what decoding repeats."""
         if self._closed or not 0 <= token < self.config.vocab_size:
             self._check(np.array([token]), np.array([position]), np.array([0]), cache)
         cache.require(0, position)
@@ -236,8 +235,10 @@ class Model:
         return np.array(k.download(b.logits)[0])
 
     def _run(self, b: Batch, cache: KVCache, head: int, reach: int) -> None:
-        """One pass; no position lies at or beyond `reach`. Steps of a token, or of a token of several sequences, are
-        captured once for each size of context."""
+        """One pass; no position lies at or beyond `reach`.
+
+        Steps of a token, or of a token of several sequences, are captured once for each size of context.
+        """
         k = self.kernels
         self.work.reach = k.bucket(reach, cache.context)
         if not self._is_step(len(b.x), len(b.rows)):
@@ -271,8 +272,7 @@ class Model:
             cache.require(int(s), int(here.min()))
 
     def _is_step(self, n: int, m: int) -> bool:
-        """Whether a batch of n tokens and m rows of logits is what decoding repeats: its buffers and graphs are
-        kept."""
+        """Whether decoding repeats batches of n tokens and m rows of logits: their buffers and graphs are kept."""
         return n == 1 or n == m <= self.kernels.STEP_ROWS
 
     def _batch(self, n: int, m: int) -> Batch:
@@ -314,8 +314,7 @@ class Model:
         self.kernels.ready(self, cache, samplers, n_prompt)
 
     def decode(self, cache: KVCache, token: int, sampler: Any, history: list[int]) -> Generator[int, None, None]:
-        """After the prompt is in the cache: feed `token`, yield what `sampler.pick(logits, history)` takes, and so
-        on.
+        """Once the prompt is in the cache: feed `token`, yield what `sampler.pick(logits, history)` takes, feed that.
 
         `history`: all tokens so far, to which the caller adds each that it is given.
         """
@@ -334,10 +333,10 @@ class Model:
         samplers: Sequence[Any],
         histories: Sequence[list[int]],
     ) -> Generator[list[tuple[int, int]], None, None]:
-        """The same for several sequences of the cache side by side: feed the last token of each one's history, yield
-        [(row, token)] after every step.
+        """The same for several sequences of the cache side by side; yields [(row, token)] after every step.
 
-        Each row comes out as it would alone (exactly so for up to 16 rows on a GPU).
+        The last token of each one's history is fed first. Each row comes out as it would alone (exactly so for up to 16
+        rows on a GPU).
         """
         self._require_open()
         tokens = [history[-1] for history in histories]
@@ -351,8 +350,7 @@ class Model:
     def generate(
         self, prompt: str | bytes | Sequence[int], emit: Callable[[str], object] | None = None, **how: Any
     ) -> Generation:
-        """Continue a text or ids; `how` are the fields of GenerateOptions and Sampling: n_predict, stop, temp, seed,
-        ...
+        """Continue a text or ids; `how`: fields of GenerateOptions and Sampling (n_predict, stop, temp, seed, ...).
 
         `emit` hears the text as it comes. A text is encoded by the model's tokenizer, with BOS where it adds one.
         """

@@ -1,5 +1,4 @@
-"""Which tensors make which part of the forward, and how they were placed: stacked groups, in the file where
-possible."""
+"""Which tensors make which part of the forward, and how they were placed: stacked, in the file where possible."""
 
 from __future__ import annotations
 
@@ -39,7 +38,7 @@ class Block:
 class LoadReport:
     """What became of the tensors: bytes by type as stored, and by what was done to the rest."""
 
-    as_stored: dict[str, int] = field(default_factory=dict)  # type: bytes used in the mapped file
+    as_stored: dict[str, int] = field(default_factory=dict)  # bytes used in the mapped file, by type
     copied: dict[str, int] = field(default_factory=dict)  # "Q2_K decoded to F32": bytes taken for it
     resident_bytes: int = 0  # taken beyond the mapped file: copies, scratch, tables
     threads: int = 0
