@@ -93,7 +93,7 @@ def test_heads_are_assumed_with_a_note(tmp_path: Path) -> None:
     assert any("n_head is not stored" in note for note in ck.source.notes)
     error = error_of(microgpt.read, tmp_path / "m.json", FORMS["bare"])  # 9 channels
     assert isinstance(error, FormatError)
-    assert "--n-head" in error.hint
+    assert "--heads" in error.hint
 
 
 def test_foreign_tokenizers_and_heads_are_refused(tmp_path: Path) -> None:
