@@ -428,3 +428,24 @@ def test_facts_for_a_may_be_of_no_use_to_b(fixtures_dir: Path) -> None:
     a, b = (fixtures_dir / "trained" / name for name in ("microgpt_names.json", "gpt2_tiny.bin"))
     done = ckptkit("verify", a, b, "--heads", "4", "--norm-eps", "1e-5", "--no-logits")
     assert done.returncode == 1, done.stderr
+
+
+def test_bench_takes_lists_as_llama_bench_does(model: Path) -> None:
+    done = ckptkit("bench", model, "-p", "8,0", "-p", "4", "-n", "0", "-d", "0,2", "-r", "1", "-o", "json")
+    assert [r["test"] for r in json.loads(done.stdout)["results"]] == ["pp8", "pp4", "pp8 @ d2", "pp4 @ d2"]
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "said"),
+    [
+        (("-p", "8,-1"), 2, "512"),
+        (("-n", "8;9"), 2, "512"),
+        (("-p", "0", "-n", "0"), 2, "nothing to measure"),
+        ((), 4, "at most 64, got 512"),
+        (("-p", "60", "-n", "0", "-d", "5"), 4, "at most 64, got 65"),
+    ],
+)
+def test_what_bench_cannot_measure(args: tuple[str, ...], code: int, said: str, model: Path) -> None:
+    done = ckptkit("bench", model, *args)
+    assert done.returncode == code
+    assert said in done.stderr.decode()

@@ -45,6 +45,17 @@ def parse_bias(_ctx: Any, _param: Any, entries: tuple[str, ...]) -> dict[int, fl
     return found
 
 
+def parse_counts(_ctx: Any, _param: Any, entries: tuple[str, ...]) -> tuple[int, ...]:
+    """Numbers of tokens, each given by itself or several separated by commas, as llama-bench takes them."""
+    try:
+        counts = tuple(int(count) for entry in entries for count in entry.split(","))
+    except ValueError:
+        counts = (-1,)
+    if min(counts, default=0) < 0:
+        raise click.BadParameter("numbers of tokens, such as 512 or 128,512")
+    return counts
+
+
 def prompt_of(model: Any, prompt: str | None, file: Path | None, ids: list[int] | None, special: bool) -> list[int]:
     """Token ids from whichever of the three ways was used."""
     from ..errors import UnsupportedError
@@ -226,13 +237,19 @@ def logits(model: Path, prompt: str | None, file: Path | None, ids: list[int] | 
         show([f"{out}  ids ({len(tokens)},)  logits {found.shape} float32  ({m.device}, {m.precision})"])
 
 
+def counts(short: str, flag: str, default: str, says: str) -> Any:
+    """An option of one number of tokens or more."""
+    return click.option(
+        short, flag, multiple=True, default=(default,), callback=parse_counts, metavar="N,...",
+        help=f"{says}  [default: {default}]",
+    )  # fmt: skip
+
+
 @click.command(context_settings=CONTEXT)
 @click.argument("model", type=PATH)
-@click.option("-p", "--n-prompt", multiple=True, type=click.IntRange(0), help="Prompt lengths.  [default: 512]")
-@click.option("-n", "--n-gen", multiple=True, type=click.IntRange(0), help="Tokens to generate.  [default: 128]")
-@click.option(
-    "-d", "--n-depth", multiple=True, type=click.IntRange(0), help="Tokens already in the cache.  [default: 0]"
-)
+@counts("-p", "--n-prompt", "512", "Prompt lengths; 0: none.")
+@counts("-n", "--n-gen", "128", "Tokens to generate; 0: none.")
+@counts("-d", "--n-depth", "0", "Tokens already in the cache.")
 @click.option("-r", "--repetitions", type=click.IntRange(1), default=5, show_default=True, help="Runs of each test.")
 @click.option(
     "-o", "--output", type=click.Choice(["md", "json", "csv"]), default="md", show_default=True, help="Form of results."
@@ -247,15 +264,25 @@ def bench(model: Path, output: str, **given: Any) -> None:
     Example:
       ckptkit bench model.gguf -p 512 -n 128 -r 3
     """
+    from ..errors import UnsupportedError
     from ..runtime import bench as measured
 
     render = {"md": measured.to_markdown, "json": measured.to_json, "csv": measured.to_csv}[output]
-    n_prompt, n_gen = given.pop("n_prompt") or (512,), given.pop("n_gen") or (128,)
-    n_depth, repetitions = given.pop("n_depth") or (0,), given.pop("repetitions")
+    repetitions: int = given.pop("repetitions")
+    lengths: list[tuple[int, ...]] = [given.pop(name) for name in ("n_prompt", "n_gen", "n_depth")]
+    n_prompt, n_gen, n_depth = lengths
+    if not any((*n_prompt, *n_gen)):
+        raise click.UsageError("nothing to measure: -p and -n are 0")
     longest = max(*n_prompt, *n_gen) + max(n_depth)
 
     def context(config: Any) -> int:
-        return longest if config.rope_pairing else min(longest, config.context_length)
+        if longest > config.context_length and not config.rope_pairing:
+            raise UnsupportedError(
+                "the model has no positions for so many tokens", path=model,
+                expected=f"at most {config.context_length:,}", got=f"{longest:,} (-p or -n, and -d)",
+                hint=f"pass -p {config.context_length // 2} -n {config.context_length // 2}",
+            )  # fmt: skip
+        return longest
 
     with loaded(model, given, context) as m:
         write(render(measured.bench(m, n_prompt, n_gen, n_depth, repetitions, say)).rstrip("\n") + "\n")
