@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from .common import (
     CONTEXT,
     PATH,
     TEXT_FILE,
+    Command,
     check_together,
     json_option,
     loaded,
@@ -237,7 +239,7 @@ def logits(model: Path, prompt: str | None, file: Path | None, ids: list[int] | 
         show([f"{out}  ids ({len(tokens)},)  logits {found.shape} float32  ({m.device}, {m.precision})"])
 
 
-def counts(short: str, flag: str, default: str, says: str) -> Any:
+def counts(short: str, flag: str, default: str, says: str) -> Callable[[Command], Command]:
     """An option of one number of tokens or more."""
     return click.option(
         short, flag, multiple=True, default=(default,), callback=parse_counts, metavar="N,...",
