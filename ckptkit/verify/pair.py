@@ -50,7 +50,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Nothing differs on any level that was looked at, and the logits could be run where they were asked for."""
+        """Nothing differs on any level that was looked at; `logits_note` says why logits were not."""
         return self.structure.ok and self.tensors_ok and (self.logits is None or self.logits.ok)
 
     def as_dict(self) -> dict[str, Any]:

@@ -29,7 +29,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Structure:
-    """`shared`: tensors with the same name and shape on both sides. `types`: of A and of B, tensors each."""
+    """`shared`: tensors with the same name and shape on both sides. `types_a`, `types_b`: tensors of each type."""
 
     differences: tuple[Difference, ...]
     notes: tuple[str, ...]
