@@ -285,10 +285,10 @@ def collected() -> Iterator[list[Any]]:
     nonsense."""
     plans: list[Any] = []
     kept = {name: getattr(gpu, name) for name in ("launch", "capture", "replay", "load", "forget")}
-    gpu.launch = lambda plan, *_args, **_more: plans.append(plan)  # type: ignore[assignment]
-    gpu.capture = lambda fn: gpu.Graph(fn())  # type: ignore[assignment]
+    gpu.launch = lambda plan, *_args, **_more: plans.append(plan)
+    gpu.capture = lambda fn: gpu.Graph(fn())
     gpu.replay = gpu.forget = lambda _graph: None  # type: ignore[assignment]
-    gpu.load = lambda wanted, *_more: plans.extend(wanted)  # type: ignore[assignment]
+    gpu.load = lambda wanted, *_more: plans.extend(wanted)
     own_steps, k.own_steps = k.own_steps, noted_steps  # which would wait for tokens that nobody picks
     try:
         yield plans

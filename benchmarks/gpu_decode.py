@@ -38,7 +38,7 @@ class Setting:
 
 def open_model(ck: Checkpoint, context: int, setting: Setting, type_kv: str = "f32") -> m.Model:
     """A Model on the card without the public loader's checks of files."""
-    model = m.Model(ck, k, "cuda", "exact", 1, context, type_kv, type_kv, None)  # type: ignore[arg-type]
+    model = m.Model(ck, k, "cuda", "exact", 1, context, type_kv, type_kv, None)
     tune(model, setting)
     return model
 

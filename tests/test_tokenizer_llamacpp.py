@@ -66,7 +66,7 @@ def vocabulary() -> tuple[list[str], list[str]]:
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
     t = Tokenizer(models.BPE())
-    t.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)  # type: ignore[assignment]
+    t.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     t.train_from_iterator(
         texts(1, 3000), trainers.BpeTrainer(vocab_size=3000, initial_alphabet=alphabet, show_progress=False)
