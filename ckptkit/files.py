@@ -34,7 +34,7 @@ class File:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         try:
-            self._fd = os.open(self.path, os.O_RDONLY)
+            self._fd = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe is refused, not waited for
         except OSError as e:
             raise _unreadable(self.path, e) from e
         status = os.fstat(self._fd)
@@ -95,6 +95,14 @@ class File:
                 self._map.close()
             except BufferError:
                 self._map = None
+
+
+def is_file(path: Path) -> bool:
+    """Whether a regular file lies there; nothing does at a name from a file that no file can have."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
 
 
 def reading(path: Path, read: Callable[[File], T]) -> T:

@@ -189,10 +189,10 @@ def transpose(t: Tensor) -> Tensor:
 
 
 def constant(shape: tuple[int, ...], value: float, type: QType = QType.F32) -> Tensor:
-    """A tensor of one value: zero biases, unit gains, padding."""
-    one = np.frombuffer(_element(value, type), np.uint8)
+    """A tensor of one value: zero biases, unit gains, padding. In blocks there is zero alone, whose bytes are zeros."""
     t = Tensor(shape, type, _no_rows)
-    width = t.row_elements
+    one = np.frombuffer(_element(value, type) if value else b"\0", np.uint8)
+    width = t.row_bytes // len(one)
 
     def rows(lo: int, hi: int) -> Bytes:
         return np.tile(one, (hi - lo, width))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 import zipfile
 from collections.abc import Callable
@@ -256,6 +257,28 @@ def test_a_context_that_no_memory_holds_costs_nothing_until_it_is_asked_for(tmp_
         assert model.context == LONGEST
     with pytest.raises(UnsupportedError, match="memory"):
         ckptkit.load(tmp_path / "m.gguf", context=2**31 - 1)
+
+
+def test_padding_rows_come_back_beside_an_embedding_in_blocks(fixtures_dir: Path, tmp_path: Path) -> None:
+    ckptkit.convert(fixtures_dir / "trained" / "gpt2_tiny.bin", tmp_path / "m.gguf", type="q4_k_m")
+    report = ckptkit.convert(tmp_path / "m.gguf", tmp_path / "m.bin")
+    with ckptkit.open(report.paths[0]) as ck:
+        assert not ck.tensors["token_embd.padding"].read().any()
+
+
+# -- files
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "m.gguf")
+    assert refused("inspect", tmp_path / "m.gguf").path == tmp_path / "m.gguf"
+
+
+def test_a_shard_of_an_impossible_name_is_missing(fixtures_dir: Path, tmp_path: Path) -> None:
+    shutil.copytree(fixtures_dir / "hf_llama_sharded", tmp_path / "m")
+    index = tmp_path / "m" / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "a" * 999 + ".safetensors"}}))
+    assert refused("inspect", tmp_path / "m").path == index
 
 
 # -- npz

@@ -25,7 +25,7 @@ from typing import Any
 from ..arch import majority_type
 from ..checkpoint import Checkpoint, Config, Source
 from ..errors import FormatError, UnsupportedError, brief, printable
-from ..files import File
+from ..files import File, is_file
 from ..layout import Layout, in_order, indices, read_named, stored_shape
 from ..layout import at as named
 from ..quant.types import PLAIN, QType
@@ -144,7 +144,7 @@ def _gather_shards(index: Path, files: _Files) -> None:
                 "the index names a file outside its directory", path=index, offset=0, at="weight_map",
                 got=brief(name), expected="names of .safetensors files, without directories",
             )  # fmt: skip
-        if not (index.parent / name).is_file():
+        if not is_file(index.parent / name):
             raise FormatError(
                 "a shard is missing", path=index, expected=name, got="no such file", hint="copy all shards"
             )

@@ -32,6 +32,7 @@ from ..tensor import Tensor
 
 DEPTH = 64  # of a tree; ours are at most six deep
 LIMIT = 2**40  # values in a tensor
+FILLED = 2**26  # values of a constant, which unlike all others take no bytes in a file
 ONE = {QType.F32: "<f4", QType.F16: "<f2", QType.F64: "<f8"}
 
 
@@ -86,10 +87,15 @@ def _bytes(recipe: Any, shape: tuple[int, ...], files: Mapping[str, File]) -> No
 
 def _constant(recipe: Any, shape: tuple[int, ...], _files: Mapping[str, File]) -> Node:
     kind, value = QType[recipe["type"]], float(recipe["value"])
-    bits = np.float32(value).tobytes()[2:] if kind == QType.BF16 else np.array(value, ONE[kind]).tobytes()
+    if prod(shape) > FILLED or shape[-1] % BLOCKS[kind].elements:
+        raise ValueError(f"{kind.name} of shape {shape}")
+    bits = b"\0"  # zero is zeros, in blocks too
+    if value:
+        with np.errstate(over="ignore"):
+            bits = np.float32(value).tobytes()[2:] if kind == QType.BF16 else np.array(value, ONE[kind]).tobytes()
     one = np.frombuffer(bits, np.uint8)
-    elements = shape[-1] if len(shape) > 1 else 1
-    return Node(shape, kind, lambda lo, hi: np.tile(one, (hi - lo, elements)))
+    node = Node(shape, kind, lambda lo, hi: np.tile(one, (hi - lo, node.width // len(one))))
+    return node
 
 
 def _int8_groups(recipe: Any, shape: tuple[int, ...], files: Mapping[str, File]) -> Node:
