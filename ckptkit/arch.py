@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .checkpoint import Checkpoint, Config
-from .errors import LossyError, UnsupportedError
+from .errors import LossyError, UnsupportedError, some
 from .quant.types import PLAIN, QType
 from .tensor import Tensor, constant, permute
 
@@ -133,7 +133,7 @@ def check_tensors(ck: Checkpoint) -> None:
     extra = [n for n in ck.tensors if n not in known and template(n) not in PADDING]
     if extra:
         raise UnsupportedError(
-            f"{len(extra)} tensors have no place in arch {ck.config.arch}", path=path, got=", ".join(extra[:6]),
+            f"{len(extra)} tensors have no place in arch {ck.config.arch}", path=path, got=some(extra, 6),
             hint="running or converting without them would change the model",
         )  # fmt: skip
 
@@ -183,7 +183,7 @@ def as_arch(ck: Checkpoint, arch: str, drop: Collection[str] = ()) -> tuple[Chec
             tensors[name] = constant(shape, value)
     filled = [n for n in tensors if n not in ck.tensors]
     if filled:
-        done.append(f"filled {len(filled)} tensors of {arch} with their neutral value ({_some(filled)})")
+        done.append(f"filled {len(filled)} tensors of {arch} with their neutral value ({some(filled)})")
     gone = [n for n in ck.tensors if n not in tensors]
     lost = leave_out(ck, gone, drop, f"arch {arch}")
     return replace(ck, config=replace(ck.config, arch=arch), tensors=tensors), done + lost
@@ -196,16 +196,12 @@ def leave_out(ck: Checkpoint, names: Collection[str], drop: Collection[str], tar
         nbytes = sum(ck.tensors[n].nbytes for n in lost)
         raise LossyError(
             f"{len(lost)} tensors have no place in {target}",
-            path=ck.source.paths[0], got=f"{_some(lost)}: {nbytes:,} bytes",
+            path=ck.source.paths[0], got=f"{some(lost)}: {nbytes:,} bytes",
             hint="pass --mtp drop to leave the extra prediction heads out"
             if all(template(n) in MTP for n in lost)
             else "pass --drop NAME for each to leave them out (blk.{i}.attn_q.bias, say, drops all of its kind)",
         )  # fmt: skip
-    return [f"left out {_some(list(names))} (no place in {target})"] if names else []
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+    return [f"left out {some(names)} (no place in {target})"] if names else []
 
 
 def half_from_adjacent(head_dim: int) -> npt.NDArray[np.int64]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from os import PathLike
 from reprlib import Repr
 from typing import Any
@@ -98,6 +99,12 @@ def _cut(value: object) -> str:
     """What a message shows of a text that a file may have made megabytes long."""
     text = str(value)
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+
+
+def some(names: Collection[str], most: int = 4) -> str:
+    """The first `most` names, and how many more there are."""
+    more = len(names) - most
+    return ", ".join(islice(names, most)) + (f" and {more:,} more" if more > 0 else "")
 
 
 def printable(text: object) -> str:

@@ -205,13 +205,11 @@ def _predictions(p: Any) -> str:
     )
 
 
-def _some(names: tuple[str, ...], limit: int = 3) -> str:
+def _some(names: tuple[str, ...]) -> str:
+    from ..errors import some
     from ..report import number
 
-    if not names:
-        return ""
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return "  " + ", ".join(number(n) for n in names[:limit]) + more
+    return "  " + number(some(names, 3)) if names else ""
 
 
 def state_lines(report: Any) -> list[str]:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..checkpoint import Checkpoint, Config
-from ..errors import FormatError, UnsupportedError, brief
+from ..errors import FormatError, UnsupportedError, brief, some
 from ..layout import Layout, Row, stored_shape
 from ..tokenizer import Tokenizer
 from ..tokenizer.chars import CharTokenizer
@@ -58,7 +58,7 @@ def config_from(
     for name in ("wte", "wpe", "lm_head", "layer0.mlp_fc1"):
         if len(shapes.get(name, ())) != 2:
             raise FormatError(
-                f"no matrix {name}", path=path, offset=0, expected="a microgpt state_dict", got=_some(shapes)
+                f"no matrix {name}", path=path, offset=0, expected="a microgpt state_dict", got=some(shapes)
             )
     sizes = {name: _whole(path, name, stated[name]) for name in (*SIZES, "bos") if name in stated}
     (vocab, n_embd), (block, _) = shapes["wte"], shapes["wpe"]
@@ -98,7 +98,7 @@ def config_from(
             )  # fmt: skip
     extra = [name for name in shapes if name not in expected]
     if extra:
-        raise FormatError("tensors that microgpt does not have", path=path, offset=0, got=_some(extra), expected="none")
+        raise FormatError("tensors that microgpt does not have", path=path, offset=0, got=some(extra), expected="none")
     return config
 
 
@@ -178,7 +178,3 @@ def _whole(path: Path, name: str, value: Any) -> int:
             f"{name} is no whole number", path=path, offset=0, at=name, expected="a number", got=brief(value)
         )
     return int(text)
-
-
-def _some(names: Mapping[str, Any] | list[str]) -> str:
-    return ", ".join(list(names)[:4]) + (" and more" if len(names) > 4 else "")

@@ -17,7 +17,7 @@ from typing import Any
 from .. import formats
 from ..arch import ARCHS
 from ..checkpoint import Checkpoint
-from ..errors import CkptError, FormatError
+from ..errors import CkptError, FormatError, some
 from ..files import File
 from ..formats.options import ReadOptions, WriteOptions
 from ..layout import write_rows
@@ -85,12 +85,10 @@ def verify_manifest(
         check, extra = _tensors(stored, body["tensors"], step)
         checks.append(check)
         if extra:
-            notes.append(f"not in the manifest: {', '.join(extra[:6])}")
+            notes.append(f"not in the manifest: {some(extra, 6)}")
     found, missing = _find(body["sources"], named, places)
     if missing:
-        notes.append(
-            f"source not found, so recipes were not carried out: {', '.join(missing[:4])} (--source says where it is)"
-        )
+        notes.append(f"source not found, so recipes were not carried out: {some(missing)} (--source says where it is)")
         return ManifestReport(out, manifest, tuple(checks), tuple(notes))
     check = _sources(found, body["sources"])
     checks.append(check)
@@ -101,7 +99,7 @@ def verify_manifest(
             checks += [check] if len(bare) < len(body["tensors"]) else []
         if bare:
             notes.append(
-                f"{len(bare)} tensors have no recipe, since their values were computed or parsed: {_some(bare)}"
+                f"{len(bare)} tensors have no recipe, since their values were computed or parsed: {some(bare)}"
             )
     return ManifestReport(out, manifest, tuple(checks), tuple(notes))
 
@@ -247,7 +245,3 @@ def _recipes(entries: Mapping[str, Any], files: Mapping[str, File]) -> tuple[Che
     n = len(entries) - len(bare)
     says = f"{n - len(wrong)} of {n} tensors follow from the source's bytes"
     return Check("recipes", not wrong, says, tuple(wrong)), bare
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
