@@ -90,6 +90,7 @@ class File:
             return
         self.closed = True
         os.close(self._fd)
+        self._fd = -1  # the number may soon be another file's
         if self._map is not None:
             try:
                 self._map.close()

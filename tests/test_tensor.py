@@ -76,8 +76,10 @@ def test_file_tensor_reads_by_pread_and_maps_on_request(tmp_path) -> None:
     assert t.view is not None
     np.testing.assert_array_equal(t.view().view(np.float32), A)
     file.close()
+    other = File(path)  # under the number that the closed one had
     with pytest.raises(OSError):
         t.read()
+    other.close()
 
 
 def test_file_that_is_too_short_says_where(tmp_path) -> None:
