@@ -25,7 +25,7 @@ def open(path: str | Path, **facts: Any) -> Checkpoint:
     from .formats.options import ReadOptions
 
     format = facts.pop("format", "")
-    return formats.open(path, format, ReadOptions(**facts))
+    return formats.open(path, format, ReadOptions(**_paths(facts, "tokenizer")))
 
 
 def convert(src: str | Path, dst: str | Path, **options: Any) -> Report:
@@ -36,11 +36,21 @@ def convert(src: str | Path, dst: str | Path, **options: Any) -> Report:
     from .conversion import Options
     from .conversion import convert as run
 
-    return run(src, dst, Options(**options))
+    return run(src, dst, Options(**_paths(options, "manifest")))
 
 
 def load(path: str | Path, device: str = "cpu", **how: Any) -> Model:
     """Open a checkpoint and put it on a device; `how` as in runtime.load: precision, threads, context, ..."""
     from .runtime import load as run
 
-    return run(open(path), device, **how)
+    ck = open(path)
+    try:
+        return run(ck, device, **how)
+    except BaseException:
+        ck.close()
+        raise
+
+
+def _paths(given: dict[str, Any], name: str) -> dict[str, Any]:
+    """The same arguments with the file among them as a Path."""
+    return given if given.get(name) is None else given | {name: Path(given[name])}

@@ -22,6 +22,7 @@ from .quant.encode import ErrorStats, decode_rows, decode_wide, encode, finite, 
 from .quant.types import PLAIN, QType
 from .tensor import Tensor
 
+MTP_WAYS = ("sidecar", "drop")  # with extra prediction heads that the target has no place for
 Progress = Callable[[int], None]  # called with the number of bytes just written
 
 
@@ -122,6 +123,10 @@ def convert(
     information would be lost that no option gave up.
     """
     src, dst, options = Path(src), Path(dst), options or Options()
+    if options.mtp not in MTP_WAYS:
+        raise UnsupportedError(
+            "no such way with extra heads", at="mtp", expected=" or ".join(MTP_WAYS), got=options.mtp
+        )
     with blaming(src):  # errors of what knows the tensor but not the file
         return _convert(src, dst, options, progress)
 

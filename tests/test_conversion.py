@@ -253,3 +253,14 @@ def test_shards_that_cannot_all_be_written_leave_none(fixtures_dir: Path, tmp_pa
     with pytest.raises(OutputError, match="00003"):
         ckptkit.convert(fixtures_dir / "trained" / "gpt2_tiny.bin", tmp_path / "g.gguf", write=split)
     assert [p.name for p in tmp_path.iterdir()] == ["g-00003-of-00006.gguf"]
+
+
+def test_files_are_named_by_text_or_path_from_python(fixtures_dir: Path, tmp_path: Path) -> None:
+    trained = fixtures_dir / "trained"
+    with ckptkit.open(str(trained / "nx_ours_qwen.gguf"), tokenizer=str(trained / "nx_ours_qwen_vocab.bin")) as ck:
+        assert ck.tokenizer is not None
+        assert ck.tokenizer.vocab_size == 28
+    ckptkit.convert(str(trained / "gpt2_tiny.bin"), str(tmp_path / "m.gguf"), manifest=str(tmp_path / "m.json"))
+    assert json.loads((tmp_path / "m.json").read_text())["outputs"]
+    with pytest.raises(UnsupportedError, match="extra heads"):
+        ckptkit.convert(trained / "nanoeuler_chat.bin", tmp_path / "n.gguf", mtp="beside")
