@@ -144,6 +144,10 @@ def test_a_recipe_that_makes_other_bytes_is_found(triple: tuple[Path, Path, Path
 
 
 RECIPES: list[Any] = [
+    {"op": "constant", "value": 0, "shape": [2**40], "type": "F32"},
+    {"op": "constant", "value": 0, "shape": [1, 2**39], "type": "F32"},
+    {"op": "constant", "value": 1e300, "shape": [18], "type": "F16"},
+    {"op": "constant", "value": 0, "shape": [18], "type": "Q8_0"},
     {"op": "unheard-of"},
     {"op": "bytes", "file": "gpt2_v3.bin", "offset": 10**15, "shape": [18], "type": "F32"},
     {"op": "bytes", "file": "gpt2_v3.bin", "offset": -4, "shape": [18], "type": "F32"},
@@ -162,6 +166,7 @@ RECIPES: list[Any] = [
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=str)
+@pytest.mark.filterwarnings("error")
 def test_hostile_recipes_fail_without_a_traceback(triple: tuple[Path, Path, Path], recipe: Any) -> None:
     _, out, manifest = triple
     changed(manifest, lambda body: body["tensors"]["output_norm.bias"].update(origin=recipe))
@@ -176,6 +181,21 @@ def test_a_recipe_that_was_removed_is_not_counted_as_followed(triple: tuple[Path
     r = verify_manifest(out, manifest)
     assert "27 of 27" in r.checks[-1].says
     assert any("output_norm.bias" in note for note in r.notes)
+
+
+def test_a_constant_that_no_memory_holds_is_not_made(triple: tuple[Path, Path, Path]) -> None:
+    _, out, manifest = triple
+    recipe = {"op": "constant", "value": 0, "shape": [2**39], "type": "F32"}
+    changed(manifest, lambda body: body["tensors"]["output_norm.bias"].update(origin=recipe, shape=[2**39]))
+    assert not verify_manifest(out, manifest).ok
+
+
+def test_names_that_no_file_can_have_are_not_there(triple: tuple[Path, Path, Path]) -> None:
+    _, out, manifest = triple
+    changed(
+        manifest, lambda body: body.update({k: [{"name": "a" * 999, "sha256": ""}] for k in ("sources", "outputs")})
+    )
+    assert not verify_manifest(out, manifest).ok
 
 
 def test_a_deep_recipe_is_refused(triple: tuple[Path, Path, Path]) -> None:

@@ -18,7 +18,7 @@ from .. import formats
 from ..arch import ARCHS
 from ..checkpoint import Checkpoint
 from ..errors import CkptError, FormatError, some
-from ..files import File
+from ..files import File, is_file
 from ..formats.options import ReadOptions, WriteOptions
 from ..layout import write_rows
 from ..manifest import sha256
@@ -151,7 +151,7 @@ def _outputs(out: Path, entries: list[dict[str, Any]]) -> Check:
         path = folder / Path(entry["name"]).name
         if k == 0 and out.is_file() and all(e["name"] != out.name for e in entries):
             path = out
-        if not path.is_file():
+        if not is_file(path):
             wrong.append(f"{entry['name']} is not there")
         elif (got := sha256(path)) != entry["sha256"]:
             wrong.append(f"{path.name}: SHA-256 {got}, the manifest says {entry['sha256']}")
@@ -202,7 +202,7 @@ def _find(
     for entry in entries:
         name = Path(entry["name"]).name
         for path in (*([named[name]] if name in named else []), *(p / name for p in places)):
-            if path.is_file():
+            if is_file(path):
                 found[entry["name"]] = path
                 break
     if len(named) == 1 and len(entries) == 1 and not found:
