@@ -10,11 +10,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from ckptkit.cli import cli
+from ckptkit.runtime import DEVICES, PRECISIONS
+from ckptkit.runtime.kv_cache import KV_TYPES
+from ckptkit.runtime.perplexity_windows import MODES
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -303,6 +307,15 @@ def test_messages_and_readme_name_options_that_there_are() -> None:
     named = {(path.name, option) for path, text in texts for option in re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)}
     assert len(named) > 50
     assert {(name, option) for name, option in named if option not in known} == set()
+
+
+def test_choices_are_those_of_the_runtime() -> None:
+    """They are listed twice so that help need not wait for the runtime."""
+    options = [p for c in cli.commands.values() for p in c.params if isinstance(p.type, click.Choice)]
+    found = {(p.name, tuple(p.type.choices)) for p in options}
+    expected = {"device": (*DEVICES, "auto"), "precision": PRECISIONS, "mode": MODES}
+    expected |= dict.fromkeys(("cache_type_k", "cache_type_v"), tuple(KV_TYPES))
+    assert {(name, choices) for name, choices in found if name in expected} == set(expected.items())
 
 
 def test_readme_names_every_command() -> None:
