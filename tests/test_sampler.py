@@ -156,13 +156,17 @@ def test_numbers_looked_at_ahead_are_those_that_picks_draw() -> None:
     assert one.rng.random() == other.rng.random()
 
 
-@pytest.mark.parametrize("settings", [Sampling(), Sampling(top_k=0), Sampling(min_p=0.4), Sampling(typical=0.5)])
+@pytest.mark.parametrize(
+    "settings", [Sampling(), Sampling(top_k=0), Sampling(min_p=0.4), Sampling(typical=0.5), Sampling(temp=0)]
+)
 def test_nan_is_never_picked(settings: Sampling) -> None:
     z = np.full(20, np.nan, np.float32)
     z[[3, 11]] = 1.0, 0.5
     assert {pick(z, [], settings, np.random.default_rng(seed)) for seed in range(20)} <= {3, 11}
 
 
-def test_logits_that_are_all_nan_are_named() -> None:
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("settings", [Sampling(), Sampling(temp=0), Sampling(temp=0, repeat_penalty=1.1)])
+def test_logits_of_which_the_largest_is_no_number_are_named(settings: Sampling, value: float) -> None:
     with pytest.raises(UnsupportedError, match="not numbers"):
-        pick(np.full(50, np.nan, np.float32), [], Sampling(), np.random.default_rng(0))
+        pick(np.full(50, value, np.float32), [], settings, np.random.default_rng(0))

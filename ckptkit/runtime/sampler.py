@@ -77,7 +77,7 @@ class Sampler:
 def pick(logits: npt.NDArray[np.float32], history: Sequence[int], s: Sampling, rng: np.random.Generator) -> int:
     """Choose a token; a pure function of its arguments and the random state."""
     if s.temp == 0 and s.repeat_penalty == 1 and not s.logit_bias:
-        return int(logits.argmax())
+        return largest(logits)
     adjusted: npt.NDArray[np.floating[Any]] = logits
     if s.logit_bias or s.repeat_penalty != 1:
         adjusted = z = logits.astype(np.float64)
@@ -85,14 +85,10 @@ def pick(logits: npt.NDArray[np.float32], history: Sequence[int], s: Sampling, r
             z[token] += bias
         penalise(z, history, s.repeat_penalty, s.repeat_last_n)
         if s.temp == 0:
-            return int(z.argmax())
+            return largest(z)
     ids = likeliest(adjusted, s.top_k)
     z = adjusted[ids].astype(np.float64)
-    if np.isnan(z[0]):
-        raise UnsupportedError(
-            "the model's logits are not numbers", got="NaN for every token",
-            hint="`ckptkit inspect --stats` shows which tensor holds NaN or infinite values",
-        )  # fmt: skip
+    _check(z[0])
     if np.isnan(z[-1]):  # they come last
         ids, z = ids[~np.isnan(z)], z[~np.isnan(z)]
     if s.typical < 1:
@@ -109,6 +105,24 @@ def pick(logits: npt.NDArray[np.float32], history: Sequence[int], s: Sampling, r
         ids, z = ids[likely], z[likely]
     p = softmax(z / s.temp)
     return int(ids[min(int(np.searchsorted(np.cumsum(p), rng.random())), len(ids) - 1)])
+
+
+def largest(z: npt.NDArray[np.floating[Any]]) -> int:
+    """Index of the largest logit, whatever is NaN left out."""
+    i = int(z.argmax())  # NaN, where there is one
+    if np.isnan(z[i]) and not np.isnan(z).all():
+        i = int(np.nanargmax(z))
+    _check(z[i])
+    return i
+
+
+def _check(best: np.floating[Any]) -> None:
+    """Refuse logits of which the largest is no number: nothing can be chosen by them."""
+    if not np.isfinite(best):
+        raise UnsupportedError(
+            "the model's logits are not numbers", got="NaN for every token" if np.isnan(best) else f"{best}",
+            hint="`ckptkit inspect --stats` shows which tensor holds NaN or infinite values",
+        )  # fmt: skip
 
 
 def likeliest(z: npt.NDArray[np.floating[Any]], k: int) -> npt.NDArray[np.int64]:
