@@ -1,5 +1,4 @@
-"""Matrix-vector products of the table's models, each under several ways to cut it up: what `cuda_plan.cut` is judged
-by."""
+"""Matrix-vector products of the table's models, each under several cuts: what `cuda_plan.cut` is judged by."""
 
 from __future__ import annotations
 
@@ -19,16 +18,28 @@ from .gpu_decode import COPY_RATE
 
 # name, row length, outputs, norm, act, add
 SHAPES = {
-    "7B": (("qkv", 3584, 4608, "rms", "", False), ("o", 3584, 3584, "", "", True),
-    ("ffn", 3584, 18944, "rms", "silu_gate", False),
-           ("down", 18944, 3584, "", "", True), ("head", 3584, 152064, "rms", "", False)),
-    "0.5B": (("qkv", 896, 1152, "rms", "", False), ("o", 896, 896, "", "", True),
-    ("ffn", 896, 4864, "rms", "silu_gate", False),
-             ("down", 4864, 896, "", "", True), ("head", 896, 151936, "rms", "", False)),
-    "GPT-2": (("qkv", 768, 2304, "layer", "", False), ("o", 768, 768, "", "", True),
-    ("ffn", 768, 3072, "layer", "gelu_tanh", False),
-              ("down", 3072, 768, "", "", True), ("head", 768, 50257, "layer", "", False)),
-}  # fmt: skip
+    "7B": (
+        ("qkv", 3584, 4608, "rms", "", False),
+        ("o", 3584, 3584, "", "", True),
+        ("ffn", 3584, 18944, "rms", "silu_gate", False),
+        ("down", 18944, 3584, "", "", True),
+        ("head", 3584, 152064, "rms", "", False),
+    ),
+    "0.5B": (
+        ("qkv", 896, 1152, "rms", "", False),
+        ("o", 896, 896, "", "", True),
+        ("ffn", 896, 4864, "rms", "silu_gate", False),
+        ("down", 4864, 896, "", "", True),
+        ("head", 896, 151936, "rms", "", False),
+    ),
+    "GPT-2": (
+        ("qkv", 768, 2304, "layer", "", False),
+        ("o", 768, 768, "", "", True),
+        ("ffn", 768, 3072, "layer", "gelu_tanh", False),
+        ("down", 3072, 768, "", "", True),
+        ("head", 768, 50257, "layer", "", False),
+    ),
+}
 TYPES = {
     "7B": (QType.BF16, QType.Q8_0, QType.Q4_0, QType.Q4_K, QType.Q6_K),
     "0.5B": (QType.BF16, QType.Q8_0, QType.Q4_0),
