@@ -6,6 +6,7 @@ import ast
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -462,3 +463,22 @@ def test_what_bench_cannot_measure(args: tuple[str, ...], code: int, said: str, 
     done = ckptkit("bench", model, *args)
     assert done.returncode == code
     assert said in done.stderr.decode()
+
+
+def printed_to(where: str, *args: object) -> subprocess.CompletedProcess[bytes]:
+    """The program with its standard output sent there by a shell; its exit code is the shell's."""
+    command = shlex.join([sys.executable, "-m", "ckptkit", *map(str, args)])
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(["bash", "-o", "pipefail", "-c", command + where], env=environment, capture_output=True)
+
+
+@pytest.mark.parametrize("args", [("--key", "tokenizer.ggml.tokens"), ("--tensors",), ("--json",)])
+def test_output_that_nobody_can_take(args: tuple[str, ...], fixtures_dir: Path) -> None:
+    path = fixtures_dir / "gguf" / "gpt2.gguf"
+    full = printed_to(" > /dev/full", "inspect", path, *args)
+    assert full.returncode == 6
+    assert b"No space left on device (errno 28)" in full.stderr
+    closed = printed_to(" >&-", "inspect", path, *args)
+    assert (closed.returncode, closed.stderr) == (0, b"")
+    cut = printed_to(" | true", "inspect", path, *args)
+    assert (cut.returncode, cut.stderr) == (141, b"")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from pathlib import Path
+from typing import Any
 
 import click
 
 from .. import __version__
-from ..errors import CkptError, printable
+from ..errors import CkptError, OutputError, printable
 from .check import check
 from .common import CONTEXT
 from .convert import convert
@@ -20,7 +22,19 @@ from .tokenize import tokenize
 from .verify import verify
 
 
-@click.group(context_settings=CONTEXT)
+class Commands(click.Group):
+    """The commands; who stops reading what they print ends them as the signal would, which click makes a 1 of."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command asked for."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            _forget_output()
+            raise click.exceptions.Exit(141) from None
+
+
+@click.group(cls=Commands, context_settings=CONTEXT)
 @click.version_option(__version__, prog_name="ckptkit")
 @click.option("--traceback", is_flag=True, expose_value=False, help="Show where in the code an error arose.")
 def cli() -> None:
@@ -43,6 +57,8 @@ for command in (inspect, convert, verify, check, tokenize, generate, ppl, logits
 
 def main() -> None:
     """Run, and turn errors into one message and an exit code: errors.py, 130 after Ctrl-C, 70 for our own mistakes."""
+    if sys.stdout is None:  # closed by who started the program
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
     try:
         code = cli(standalone_mode=False, prog_name="ckptkit")
         if isinstance(code, int):  # click returns what a command passed to Exit
@@ -55,14 +71,17 @@ def main() -> None:
     except (KeyboardInterrupt, click.Abort):
         _say("interrupted")
         sys.exit(130)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
     except CkptError as e:
         if "--traceback" in sys.argv:
             raise
         _say(f"error: {e}")
         sys.exit(e.exit_code)
+    except OSError as e:
+        if "--traceback" in sys.argv:
+            raise
+        _say(f"error: {printable(e.filename or 'reading or printing')}: {e.strerror} (errno {e.errno})")
+        _forget_output()
+        sys.exit(OutputError.exit_code)
     except Exception as e:
         if "--traceback" in sys.argv:
             raise
@@ -71,6 +90,11 @@ def main() -> None:
         sys.exit(70)
     finally:
         gc.freeze()  # the process ends here: nothing is looked through once more on the way out
+
+
+def _forget_output() -> None:
+    """What is still to be printed goes nowhere, instead of failing once more at the end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _say(message: str) -> None:
