@@ -297,6 +297,18 @@ class Tokenizer(ABC):
                 yield piece
 
 
+def ids_of_bytes(table: Sequence[int], data: bytes) -> list[int]:
+    """The id of each byte by a table of 256, which has -1 where there is none: UnsupportedError at such a byte."""
+    ids = [table[b] for b in data]
+    if -1 in ids:
+        raise UnsupportedError(
+            "the vocabulary has no token for a byte of the text",
+            expected="256 byte tokens",
+            got=f"0x{data[ids.index(-1)]:02x}",
+        )
+    return ids
+
+
 def one_each(values: NDArray[Scalar], n: int, fill: int) -> NDArray[Scalar]:
     """The first `n` values, and `fill` where there are fewer."""
     missing = np.full(max(n - len(values), 0), fill, values.dtype)

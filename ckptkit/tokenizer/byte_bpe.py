@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import FormatError, UnsupportedError
+from ..errors import FormatError
 from . import merges as merge_lists
-from .base import Tokenizer
+from .base import Tokenizer, ids_of_bytes
 from .byte_alphabet import TO_CHAR, to_bytes, to_text
 from .faults import Vocabulary, refuse
 from .merging import encode_blocks
@@ -170,15 +170,7 @@ class ByteBPE(Tokenizer):
 
     def byte_ids(self, data: bytes) -> list[int]:
         """One id for each byte; UnsupportedError where the vocabulary has no token for one."""
-        ids = [self._byte_id[b] for b in data]
-        if -1 in ids:
-            raise self._no_token(data[ids.index(-1)])
-        return ids
-
-    def _no_token(self, byte: int) -> UnsupportedError:
-        return UnsupportedError(
-            "the vocabulary has no token for a byte of the text", expected="256 byte tokens", got=f"0x{byte:02x}"
-        )
+        return ids_of_bytes(self._byte_id, data)
 
     def _encode_text(self, text: str, out: list[int]) -> None:
         known = self._words

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import FormatError, UnsupportedError
-from .base import Tokenizer
+from ..errors import FormatError
+from .base import Tokenizer, ids_of_bytes
 from .byte_alphabet import TO_CHAR, to_bytes
 from .byte_bpe import byte_of
 from .special import SPECIAL, TokenType
@@ -78,17 +78,15 @@ class HFTokenizer(Tokenizer):
         with _refusals():
             return str(self._package.decode(ids, skip_special_tokens=not special))
 
+    @cached_property
+    def _byte_id(self) -> list[int]:
+        """Id of the token of each byte, -1 where there is none."""
+        ids = (self.find(chr(TO_CHAR[b]) if self.byte_level else f"<0x{b:02X}>") for b in range(256))
+        return [-1 if i is None else i for i in ids]
+
     def byte_ids(self, data: bytes) -> list[int]:
         """One id for each byte; UnsupportedError where the vocabulary has no token for one."""
-        ids = [self.find(chr(TO_CHAR[b]) if self.byte_level else f"<0x{b:02X}>") for b in data]
-        found = [i for i in ids if i is not None]
-        if len(found) < len(ids):
-            raise UnsupportedError(
-                "the vocabulary has no token for a byte of the text",
-                expected="byte tokens",
-                got=f"0x{data[ids.index(None)]:02x}",
-            )
-        return found
+        return ids_of_bytes(self._byte_id, data)
 
     def _encode_text(self, text: str, out: list[int]) -> None:
         with _refusals():

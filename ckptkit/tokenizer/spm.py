@@ -15,8 +15,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import UnsupportedError
-from .base import Tokenizer, as_bytes, one_each
+from .base import Tokenizer, as_bytes, ids_of_bytes, one_each
 from .byte_bpe import byte_of
 from .faults import Vocabulary
 from .merging import BLOCK, encode_blocks, merge
@@ -124,14 +123,7 @@ class SPM(Tokenizer):
 
     def byte_ids(self, data: bytes) -> list[int]:
         """One id for each byte; UnsupportedError where the vocabulary has no token for one."""
-        ids = [self._byte_id[b] for b in data]
-        if -1 in ids:
-            raise UnsupportedError(
-                "the vocabulary has no token for a byte of the text",
-                expected="256 byte tokens",
-                got=f"0x{data[ids.index(-1)]:02x}",
-            )
-        return ids
+        return ids_of_bytes(self._byte_id, data)
 
     # -- joining
 
