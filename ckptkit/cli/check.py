@@ -31,10 +31,10 @@ def check(ctx: click.Context, file: Path, values: bool, fix: Path | None, force:
     """
     check_together({}, {"force": ("fix",)})
     from ..check import check as run
-    from ..errors import UnsupportedError
+    from ..errors import FormatError
 
     if not file.exists():
-        raise UnsupportedError("no such file", path=file)
+        raise FormatError("cannot be opened: No such file or directory", path=file, hint="check the path")
     report = run(file, values, fix, force)
     if as_json:
         show_json(report.as_dict() | {"fixed": str(fix) if fix else None})

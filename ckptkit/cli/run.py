@@ -76,7 +76,7 @@ def prompt_of(model: Any, prompt: str | None, file: Path | None, ids: list[int] 
 
 prompting = (
     click.option("-p", "--prompt", help="Text to continue."),
-    click.option("-f", "--file", type=TEXT_FILE, help="File with the text to continue."),
+    click.option("-f", "--file", type=TEXT_FILE, help="File with the text to continue, its last newline included."),
     click.option("--ids", callback=parse_ids, metavar="1,2,3", help="Token ids to continue."),
 )
 
@@ -196,6 +196,8 @@ def _batched(m: Any, prompts: Path, batch: int, options: Any, as_json: bool) -> 
     if m.tokenizer is None:
         raise UnsupportedError("the model has no tokenizer", hint="give one with --tokenizer")
     texts = [line for line in prompts.read_text(encoding="utf-8", errors="surrogateescape").splitlines() if line]
+    if not texts:
+        raise UnsupportedError("no prompts in the file", path=prompts, expected="one a line")
     ids = [m.tokenizer.encode_prompt(text, special=options.special) for text in texts]
     results = generate_batch(m, ids, options, batch)
     if as_json:

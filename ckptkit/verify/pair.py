@@ -87,7 +87,7 @@ def verify(a: Checkpoint, b: Checkpoint, options: Options | None = None, progres
     elif a.config.arch not in ARCHS or b.config.arch not in ARCHS:
         note = f"models of arch {a.config.arch or 'unknown'} cannot be run"
     elif a.tensors and b.tensors and structure.same_sizes:
-        ids = ids or choose_ids(a, b)
+        ids = choose_ids(a, b) if options.ids is None else ids
         check_ids(ids, a, b)
         found, note = _logits(a, b, ids, changed, failed, options)
     else:
