@@ -337,6 +337,7 @@ def test_readme_names_every_command() -> None:
         (("convert", "MODEL", "OUT", "--type", "q9"), 4),
         (("convert", "MODEL", "OUT", "--set", "general.alignment=64"), 4),
         (("convert", "MODEL", "OUT", "--set", "split.count=3"), 4),
+        (("convert", "MODEL", "OUT", "--remove", "no.such"), 4),
         (("convert", "MODEL", "OUT", "--arch", "gpt5"), 4),
         (("convert", "MODEL", "OUT", "--version", "2"), 4),
         (("convert", "MODEL", "OUT.safetensors", "--split-max-size", "200K"), 4),

@@ -122,6 +122,8 @@ def all_keys(ck: Checkpoint, stored: Mapping[str, Tensor], path: Path, options: 
         raise UnsupportedError(
             "this key says how the file is laid out and cannot be set", path=path, at=f"key {layout[0]}"
         )
+    if absent := [k for k in options.remove if k not in merged]:
+        raise UnsupportedError("there is no such key to remove", path=path, at=f"key {absent[0]}")
     if options.name:
         merged["general.name"] = Value(Kind.STRING, options.name)
     return _edited(merged, kept, options.metadata, options.remove)
