@@ -266,6 +266,29 @@ def test_padding_rows_come_back_beside_an_embedding_in_blocks(fixtures_dir: Path
         assert not ck.tensors["token_embd.padding"].read().any()
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    "padded", [(gguf.U32, 2**31 - 1), (gguf.U32, 1), (gguf.F32, math.nan), (gguf.STRING, "x"), (gguf.U32, 2**20)]
+)
+def test_padding_that_a_gguf_claims_is_believed_within_reason(padded: tuple[int, Any], tmp_path: Path) -> None:
+    m = gpt2()
+    keys = [*gguf.gpt2_keys(m), ("ckptkit.padded_vocab_size", *padded)]
+    (tmp_path / "m.gguf").write_bytes(gguf.gguf(keys, gguf.gpt2_tensors(m)))
+    assert CliRunner().invoke(cli, ["inspect", str(tmp_path / "m.gguf")]).exit_code == 0
+    report = ckptkit.convert(tmp_path / "m.gguf", tmp_path / "m.bin")
+    assert report.nbytes < 1 << 20
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("divisor", [0.0, -1.0, math.nan, math.inf])
+def test_divisors_of_rotary_frequencies_that_cannot_be_are_refused(divisor: float, tmp_path: Path) -> None:
+    m = llama()
+    half = m.dims["dim"] // m.dims["n_head"] // 2
+    tensors = gguf.llama_tensors(m) | {"rope_freqs.weight": (np.full(half, divisor, np.float32), "f32")}
+    (tmp_path / "m.gguf").write_bytes(gguf.gguf(gguf.llama_keys(m), tensors))
+    assert refused("generate", tmp_path / "m.gguf", "--ids", "1,2", "-n", 1).at == "rope_freqs.weight"
+
+
 # -- files
 
 

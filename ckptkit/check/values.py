@@ -37,7 +37,7 @@ def zero_rows(tensors: Mapping[str, Tensor]) -> Iterator[Finding]:
     lo = t.n_rows
     while lo:
         step = max(lo - STEP, 0)
-        filled = np.flatnonzero(decode_rows(t.rows(step, lo), t.type).any(axis=1))
+        filled = np.flatnonzero((decode_rows(t.rows(step, lo), t.type) != 0).any(axis=1))
         if len(filled):
             lo = step + int(filled[-1]) + 1
             break

@@ -77,7 +77,8 @@ def lines(body: dict[str, Any]) -> list[str]:
     name = Path(body["paths"][0]).name + "  " if "paths" in body else ""
     head = f"{number(name)}{body['format']} {number(body['version'])}  arch {number(body['arch']) or 'unknown'}"
     padded = body["padded_vocab_size"]
-    vocab = f"{c['vocab_size']:,}" + (f" (padded to {padded:,})" if padded and padded != c["vocab_size"] else "")
+    shown = isinstance(padded, int) and padded not in (0, c["vocab_size"])
+    vocab = f"{c['vocab_size']:,}" + (f" (padded to {padded:,})" if shown else "")
     kinds = ", ".join(f"{k} {v['tensors']} tensors {size(v['bytes'])}" for k, v in body["types"].items())
     entries: list[tuple[str, Any]] = [
         (

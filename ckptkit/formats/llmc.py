@@ -36,6 +36,7 @@ NAME = "llmc"
 HEEDS_LAYOUT = True
 MAGIC, HEADER = 20240326, 1024
 PAD = 128
+MOST_PADDING = 1 << 16  # rows that another format's note of them is believed for
 MIXTURES = ("f32", "bf16")
 
 B = "blk.{i}."
@@ -205,7 +206,8 @@ def targets(ck: Checkpoint, options: WriteOptions) -> list[Target]:
     """The versions to try, in order: the one the model came from, then what llm.c reads today, narrow before wide."""
     vocab = ck.config.vocab_size
     padded = origin(ck.source, "padded_vocab_size")
-    n_padding = int(padded) - vocab if padded and int(padded) >= vocab else -vocab % PAD
+    kept = isinstance(padded, int) and vocab <= padded <= vocab + MOST_PADDING
+    n_padding = padded - vocab if kept else -vocab % PAD
     known = {
         str(number) + ("" if name == "in-place" else f"-{name}"): Target(
             str(number), layout, QType(version.type).name.lower(), n_padding if version.padded else 0

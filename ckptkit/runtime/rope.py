@@ -21,6 +21,11 @@ def factors(ck: Checkpoint) -> npt.NDArray[np.float64]:
             expected="none, linear or llama3",
             got=kind,
         )
+    if not ((found > 0) & np.isfinite(found)).all():
+        raise UnsupportedError(
+            "a rotary frequency has a divisor that cannot be", path=ck.source.paths[0], at="rope_freqs.weight",
+            expected="positive numbers", got=f"{found.min():g} to {found.max():g}",
+        )  # fmt: skip
     return found
 
 
