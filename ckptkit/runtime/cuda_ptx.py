@@ -85,7 +85,6 @@ store_u32x4 = ptx("st.global.v4.u32 [$0], {$1,$2,$3,$4};", None, u64, u32, u32, 
 store_i32 = ptx("st.global.s32 [$0], $1;", None, u64, i32, ordered=True)
 store_u32 = ptx("st.global.u32 [$0], $1;", None, u64, u32, ordered=True)
 store_u16 = ptx("st.global.u16 [$0], $1;", None, u64, u16, ordered=True)
-store_u8 = ptx("{ .reg .u16 t; cvt.u16.u32 t, $1; st.global.u8 [$0], t; }", None, u64, u32, ordered=True)
 
 # shared memory by its 32-bit address
 shared_f32x4 = ptx("ld.shared.v4.f32 {$0,$1,$2,$3}, [$4];", (f32, 4), u32, ordered=True)
@@ -107,7 +106,6 @@ pick_bytes = ptx("prmt.b32 $0, $1, $2, $3;", u32, u32, u32, u32)
 and_or = ptx("lop3.b32 $0, $1, $2, $3, 0xEA;", u32, u32, u32, u32)  # (a & b) | c
 rotate_right = ptx("shf.r.wrap.b32 $0, $1, $1, $2;", u32, u32, u32)
 exp2 = ptx("ex2.approx.ftz.f32 $0, $1;", f32, f32)
-rsqrt = ptx("rsqrt.approx.f32 $0, $1;", f32, f32)
 
 # order between blocks and between kernels
 fence = ptx("fence.acq_rel.gpu;", None, ordered=True)

@@ -126,7 +126,6 @@ class Team:
         self._cell(SPINS, LONG if n <= cores() else SHORT)
         self._locks = [threading.Semaphore(0) for _ in range(n)]
         self._busy = threading.Lock()
-        self._sleeping = [False] * n
         self._threads: list[threading.Thread] = []
 
     def _cell(self, cell: int, value: int) -> None:

@@ -261,11 +261,6 @@ def ior(b, x, y):
 
 
 @_op(i32x16, i32x16, i32x16)
-def iadd(b, x, y):
-    return b.add(x, y)
-
-
-@_op(i32x16, i32x16, i32x16)
 def shr(b, x, y):
     return b.lshr(x, y)
 
@@ -273,11 +268,6 @@ def shr(b, x, y):
 @_op(i32x16, i32x16, i32x16)
 def shl(b, x, y):
     return b.shl(x, y)
-
-
-@_op(f32x16, i32x16)
-def to_f32(b, x):
-    return b.sitofp(x, VF)
 
 
 @_op(f32x16, i32x16, f32)

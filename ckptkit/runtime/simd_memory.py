@@ -88,11 +88,6 @@ def put_i32(b, address, x):
     _store(b, address, b.trunc(x, I32), 4)
 
 
-@_op(void, i64, i64)
-def put_i64(b, address, x):
-    _store(b, address, x, 8)
-
-
 # --- vectors ---
 
 
@@ -136,11 +131,6 @@ def store_f32(b, address, x):
 def store_i8(b, address, x):
     """Whole numbers of -128 .. 127 as bytes."""
     _store(b, address, b.trunc(b.fptosi(x, VI), ir.VectorType(I8, LANES)), 1)
-
-
-@_op(void, i64, f32x16)
-def store_f16(b, address, x):
-    _store(b, address, emit_narrow(b, x), 2)
 
 
 @_op(void, i64, f32x16)

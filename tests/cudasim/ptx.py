@@ -45,7 +45,6 @@ INSTRUCTIONS: list[tuple[str, str]] = [
     (r"lop3\.b32", "d0 = {logic}"),
     (r"shf\.r\.wrap\.b32", "d0 = (s1 << 32 | s0) >> (s2 & 31) & 0xFFFFFFFF"),
     (r"ex2\.approx\.ftz\.f32", "d0 = exp2(s0)"),
-    (r"rsqrt\.approx(?:\.ftz)?\.f32", "d0 = one / sqrt(s0)"),
     (r"fence\.acq_rel\.gpu", "fence()"),
     (r"griddepcontrol\.wait", "wait()"),
     (r"griddepcontrol\.launch_dependents", "start_next()"),
