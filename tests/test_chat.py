@@ -77,6 +77,26 @@ def test_a_template_sees_message_and_bos() -> None:
 
 
 @pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        (  # a system message is looked for, as Llama's and Qwen's templates do
+            "{% set ns = namespace(found=false, turns=0) %}{% for m in messages %}{% if m.role == 'system' %}"
+            "{% set ns.found = true %}{% endif %}{% set ns.turns = ns.turns + 1 %}{% endfor %}"
+            "{{ ns.found }} {{ ns.turns }}",
+            "False 1",
+        ),
+        ("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}", "01"),
+        ("{{ messages | tojson }}", '[{"role": "user", "content": "<a> & ü"}]'),
+        ("{% if strftime_now is defined %}{{ strftime_now('%%') }}{% endif %}", "%"),
+        ("{% generation %}{{ messages[0].content }}{%- endgeneration %}", "<a> & ü"),
+        ("{% for m in messages %}\n  {% if tools %}x{% endif %}{{ m.content }}\n{% endfor %}", "<a> & ü\n"),
+    ],
+)
+def test_templates_may_use_what_transformers_gives_them(template: str, text: str) -> None:
+    assert render(with_template(template), "<a> & ü") == text
+
+
+@pytest.mark.parametrize(
     "template",
     [
         "{{ cycler.__init__.__globals__ }}",

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from ..tokenizer.special import TRAINING
 from .finding import Finding, finding
 
 # names by which a template climbs from a value to the interpreter
 HIDDEN = re.compile(r"__\w+__|\b(mro|func_globals|gi_frame|cr_frame|f_globals|tb_frame|subclasses)\b")
 HELPERS = ("lipsum", "cycler", "joiner", "self")
-TRAINING = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")  # marks of Hugging Face, no part of the language
 
 
 def check(template: str, at: str = "key tokenizer.chat_template") -> Iterator[Finding]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from ..errors import UnsupportedError
 from ..tokenizer import Tokenizer
+from ..tokenizer.special import TRAINING
 from . import template
 from .template import MEMORY, SECONDS
 
@@ -56,7 +57,7 @@ def render(tokenizer: Tokenizer, text: str) -> str:
         "bos_token": texts("bos"),
         "eos_token": texts("eos"),
     }
-    asked = json.dumps({"template": tokenizer.chat_template or "", "values": values})
+    asked = json.dumps({"template": TRAINING.sub("", tokenizer.chat_template or ""), "values": values})
     try:
         done = subprocess.run(
             [sys.executable, "-P", template.__file__], input=asked.encode(), capture_output=True, timeout=4 * SECONDS,

@@ -5,6 +5,7 @@ In plain text only user-defined tokens are recognised; control tokens are recogn
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from enum import IntEnum
 
@@ -66,3 +67,5 @@ END_IS_NOT_THE_END = (
     ("<|calls|>", "<|flush|>"),
 )
 S_IS_NOT_THE_END = ("<|tool_response>", "<|plamo:eos|>")  # where one is present, "</s>" is an ordinary token
+# marks in chat templates around what a model is trained on: Hugging Face's, no part of the language
+TRAINING = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
