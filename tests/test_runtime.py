@@ -148,6 +148,7 @@ def test_bad_tokens_and_full_contexts_are_refused():
         refused("no tokens", m.forward, [])
         refused("vocabulary", m.forward, [53])
         refused("vocabulary", m.forward, [-1])
+        refused("choice of logits", m.forward, [1], logits="first")
         refused("context is full", m.forward, IDS[:21])
         cache = m.new_cache()
         m.forward(IDS[:20], cache)

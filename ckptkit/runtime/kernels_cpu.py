@@ -335,7 +335,7 @@ def check_fits(nbytes, what):
             "the model does not fit in memory",
             expected=f"at most {free:,} bytes free",
             got=f"{nbytes:,} bytes of {what}",
-            hint="use a smaller --context, -ctk f16 -ctv f16, or convert to a type that runs as stored",
+            hint="use a smaller -c, -ctk f16 -ctv f16, or convert to a type that runs as stored",
         )
 
 

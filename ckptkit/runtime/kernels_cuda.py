@@ -111,7 +111,7 @@ def check_fits(nbytes, what):
         raise UnsupportedError(
             "the model does not fit in the GPU's memory", expected=f"at most {free:,} of {total:,} bytes",
             got=f"{nbytes:,} bytes of {what}",
-            hint="use a smaller --context, -ctk f16 -ctv f16, or a smaller weight type",
+            hint="use a smaller -c, -ctk f16 -ctv f16, or a smaller weight type",
         )  # fmt: skip
 
 

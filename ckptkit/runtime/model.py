@@ -127,6 +127,8 @@ class Model:
         The ids follow what `cache` holds and are added to it; without one they stand alone. `head` is the prediction
         head (0 predicts the next token, j the one j further on).
         """
+        if logits not in ("all", "last"):
+            raise UnsupportedError("unknown choice of logits", at="logits", expected="all or last", got=logits)
         ids = np.asarray(ids, np.int64)
         if cache is None:
             cache = self.new_cache(1, max(min(len(ids), self.context), 1))
