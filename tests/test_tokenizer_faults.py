@@ -59,6 +59,18 @@ def test_real_vocabularies_have_none(shared: Path, fixtures_dir: Path) -> None:
                 assert ck.tokenizer is None or not list(faults(ck.tokenizer.vocabulary())), path
 
 
+def test_what_encoding_looked_at_is_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[Vocabulary] = []
+    monkeypatch.setattr("ckptkit.tokenizer.base.refuse", lambda vocabulary, _origin: looked.append(vocabulary))
+    tokens, merges = Strings.of([b"a", b"b", b"ab"]), Strings.of([b"a b"])
+    for encoded in (True, False):
+        tokenizer = ByteBPE(tokens, merges, pre="gpt-2")
+        if encoded:
+            assert tokenizer.encode("ab") == [2]
+        tokenizer.check_vocabulary()
+        assert bool(looked) != encoded
+
+
 def test_a_malformed_vocabulary_can_be_looked_at_and_cuts_no_text() -> None:
     tokenizer = ByteBPE(Strings.of([b"a", b"", b"b", b"ab"]), Strings.of([b"a b"]), pre="gpt-2")
     assert tokenizer.token_bytes(1) == b""

@@ -151,10 +151,12 @@ class ByteBPE(Tokenizer):
 
         pairs = self._merge_pairs()
         try:
-            return BPE(self._vocabulary, pairs, cache_capacity=0)
+            model = BPE(self._vocabulary, pairs, cache_capacity=0)
         except Exception as e:
             self.check_vocabulary()  # names the merge that is to blame
             raise FormatError("the merges do not fit the vocabulary", got=str(e)) from e
+        self._sound = self._looked_at  # the merges were all that was left
+        return model
 
     @cached_property
     def _byte_id(self) -> list[int]:
